@@ -1,0 +1,74 @@
+"""From an arm and the settings of a run to an engine configuration, and what of the settings went unused."""
+
+from __future__ import annotations
+
+from arms.settings import EngineSettings
+from arms.spec import ArmSpec
+from engine.config import (
+    DeviceConfig,
+    EngineConfig,
+    ModelConfig,
+    PolicyConfig,
+    WorkloadConfig,
+)
+
+
+def engine_config(
+    arm: ArmSpec, settings: EngineSettings, model_path: str, rows: int | None = None
+) -> EngineConfig:
+    """The engine configuration that ``arm`` stands for under ``settings``.
+
+    ``rows`` repeats or cuts the workload's prompts to that many rows (a batch sweep); None takes them as they are.
+    Settings the arm does not use are left at their neutral value, so that two jobs that mean
+    the same have equal configurations.
+    """
+    prompts = settings.workload.prompts
+    if rows is not None:
+        prompts = tuple(prompts[i % len(prompts)] for i in range(rows))
+    unused = unused_settings(arm)
+    return EngineConfig(
+        model=ModelConfig(path=model_path),
+        workload=WorkloadConfig(
+            prompts=prompts,
+            tokens=settings.tokens,
+            template=settings.workload.template,
+            ignore_eos=settings.workload.ignore_eos,
+        ),
+        device=DeviceConfig(
+            kind=settings.device.kind,
+            limit_bytes=None if arm.lift_limit else settings.device.limit,
+            granule_bytes=settings.device.granule,
+            threads=settings.device.threads,
+        ),
+        policy=PolicyConfig(
+            managed=arm.managed,
+            lending=arm.lending,
+            commits_on_demand=arm.commits_on_demand,
+            headroom_bytes=0 if "headroom" in unused else settings.headroom,
+            budget_bytes=None if "budget" in unused else settings.policy.budget,
+            residency="hotset" if "policy" in unused else settings.policy.name,
+            ring_slots=2
+            if "policy.ring_slots" in unused
+            else settings.policy.ring_slots,
+            cold=arm.cold,
+        ),
+        max_context=settings.max_context,
+        prefill_chunk=settings.prefill_chunk,
+        warmup=settings.generations.warmup,
+        measured=settings.generations.measured,
+    )
+
+
+def unused_settings(arm: ArmSpec) -> dict[str, str]:
+    """Settings that have no meaning for ``arm``: name -> why."""
+    unused: dict[str, str] = {}
+    if arm.lift_limit:
+        unused["device.limit"] = "the limit is lifted for this arm"
+        for key in ("budget", "policy", "policy.ring_slots"):
+            unused[key] = "all weights are resident"
+    elif not arm.managed:
+        for key in ("budget", "policy", "policy.ring_slots"):
+            unused[key] = "nothing is managed"
+    if not arm.elastic or arm.lift_limit:
+        unused["headroom"] = "the weight budget of this arm is not elastic"
+    return unused

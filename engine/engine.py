@@ -1,0 +1,237 @@
+"""The engine: a model on a device under a memory policy, ready to generate.
+
+>>> with Engine(config) as engine:                          # doctest: +SKIP
+...     for generation in engine.run():
+...         print(engine.tokenizer.decode(generation.tokens[0]))
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.decode.executor import Executor
+from engine.decode.forward import Buffers, Forward
+from engine.decode.kernels import Kernels, available_threads
+from engine.decode.loop import DecodeLoop, Generation
+from engine.device.host import HostDevice
+from engine.device.protocol import Device
+from engine.faults import Faults
+from engine.kv.arena import KvArena
+from engine.memory.governor import Governor, Reclaimable
+from engine.memory.ledger import KV, WEIGHTS, WORKSPACE, Ledger
+from engine.memory.pool import GranulePool
+from engine.model.gguf_file import open_gguf
+from engine.model.spec import read_spec
+from engine.model.tokenizer import read_tokenizer
+from engine.plan import MemoryPlan, WeightNeeds, check_lengths, pass_shape, plan_memory
+from engine.weights.hotset import Hotset
+from engine.weights.layout import build_units
+from engine.weights.paged import Paged
+from engine.weights.residency import Residency
+from engine.weights.store import ITEMSIZE, WeightStore
+
+OnPlan = Callable[["Engine"], None]
+# A managed run needs as much physical memory as its limit; what is over is room for granule rounding.
+_CAPACITY_SLACK = 64 << 20
+
+
+class Engine:
+    """One loaded model. Use it as a context manager; :meth:`close` frees the device.
+
+    Parameters
+    ----------
+    config
+        What to run.
+    faults
+        A planted fault (tests only).
+    on_plan
+        Called once the plan stands and nothing has been allocated on the device.
+
+    Raises
+    ------
+    EbbError
+        A subclass that says what is wrong; nothing stays allocated.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        faults: Faults | None = None,
+        on_plan: OnPlan | None = None,
+    ) -> None:
+        self.config = config
+        self.faults = faults or Faults()
+        self._exit = ExitStack()
+        started = time.perf_counter()
+        self.file = open_gguf(Path(config.model.path))
+        self.spec = read_spec(self.file)
+        self.tokenizer = read_tokenizer(self.file)
+        self.prompts = [self._encode(prompt) for prompt in config.workload.prompts]
+        check_lengths(config, [len(prompt) for prompt in self.prompts])
+        self.units = build_units(self.spec, ITEMSIZE)
+        threads = config.device.threads or available_threads()
+        self.threads = threads
+        with self._exit:
+            self.store = WeightStore(self.units, self.spec)
+            self.device = self._open_device()
+            self._exit.callback(self.device.close)
+            self.pool = GranulePool(self.device)
+            self.ledger = Ledger(0)
+            self.residency = self._open_residency()
+            self.plan = self._make_plan()
+            self.governor = self._open_governor()
+            if on_plan is not None:
+                on_plan(self)
+            self.store.load(self.file, threads)
+            self._load(threads)
+            self.load_s = time.perf_counter() - started
+            self._exit = self._exit.pop_all()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free everything on the device."""
+        self._exit.close()
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes a decode step reads: W."""
+        return self.store.weight_bytes
+
+    def run(
+        self, on_step: Callable[[int, int, str], None] | None = None
+    ) -> Iterator[Generation]:
+        """Generate ``warmup + measured`` times with the configured prompts; each starts from the same placement."""
+        for index in range(self.config.warmup + self.config.measured):
+            yield self.loop.generate(
+                index,
+                self.prompts,
+                measured=index >= self.config.warmup,
+                on_step=on_step,
+            )
+
+    def stream(self, row: int = 0) -> Iterator[str]:
+        """One measured generation of the configured prompts, yielding the text of ``row`` as it grows."""
+        shown, tokens = "", list[int]()
+        for picked in self.loop.steps(self.prompts):
+            token = picked[row]
+            if token is None or (
+                token in self.tokenizer.eos_ids and not self.config.workload.ignore_eos
+            ):
+                continue
+            tokens.append(token)
+            text = self.tokenizer.decode(tokens)
+            # A character may take several tokens; what is cut off ends in the replacement character.
+            if not text.endswith("\ufffd"):
+                yield text[len(shown) :]
+                shown = text
+
+    def effective_policy(self) -> dict[str, Any]:
+        """What took effect, as the policy gate compares it with what was asked."""
+        policy, plan = self.config.policy, self.plan
+        on_demand = (
+            self.ledger.holders[KV].committed == plan.kv_floor and plan.kv_open == 1
+        )
+        return {
+            "managed": policy.managed and not plan.lifted,
+            "commits_on_demand": on_demand,
+            "lending": not plan.budget.reasons,
+            "residency": "hotset"
+            if isinstance(self.residency, Hotset)
+            else "stable_resident",
+            "cold": "in_place" if self._reads_in_place() else "copy",
+            "ring_slots": self.residency.slots,
+            "capture": False,
+            "budget_bytes": plan.budget.bytes,
+            "bound_by": plan.budget.bound_by,
+            "execution_provider": self.kernels.provider,
+            "decline_reasons": list(plan.budget.reasons),
+        }
+
+    def _reads_in_place(self) -> bool:
+        return isinstance(self.residency, Paged) and self.residency.cold == "in_place"
+
+    def _encode(self, prompt: str) -> list[int]:
+        text = (
+            self.tokenizer.chat(prompt)
+            if self.config.workload.template == "model"
+            else prompt
+        )
+        return self.tokenizer.encode(text)
+
+    def _open_device(self) -> Device:
+        limit = self.config.device.limit_bytes
+        if limit is None:
+            rows = len(self.prompts)
+            kv = self.spec.kv_bytes_per_token(ITEMSIZE) * rows * self.config.max_context
+            limit = self.store.weight_bytes + kv
+        return HostDevice(self.config.device.granule_bytes, limit + _CAPACITY_SLACK)
+
+    def _open_residency(self) -> Residency:
+        policy = self.config.policy
+        residency: Residency
+        if policy.cold == "in_place" or policy.residency == "stable_resident":
+            residency = Paged(
+                self.device, self.store, self.ledger, self.pool, policy.cold
+            )
+        else:
+            residency = Hotset(
+                self.device, self.store, self.ledger, self.pool, policy.ring_slots
+            )
+        self._exit.callback(residency.close)
+        return residency
+
+    def _make_plan(self) -> MemoryPlan:
+        needs = WeightNeeds(
+            self.store.weight_bytes,
+            self.residency.least_bytes,
+            self.residency.full_bytes,
+        )
+        return plan_memory(self.spec, self.config, needs)
+
+    def _open_governor(self) -> Governor:
+        plan = self.plan
+        self.ledger.limit = plan.limit
+        governor = Governor(self.ledger, plan.headroom, self.device.granularity)
+        governor.register(WORKSPACE, plan.workspace_charge)
+        governor.register(KV, plan.kv_floor if plan.kv_open == 1 else plan.kv_full)
+        governor.register(
+            WEIGHTS,
+            plan.weights,
+            Reclaimable(0, plan.weights_floor, self.residency.reclaim),
+        )
+        return governor
+
+    def _load(self, threads: int) -> None:
+        plan, granule = self.plan, self.device.granularity
+        self.kv = KvArena(self.device, self.governor, self.pool, plan.kv_layout)
+        self._exit.callback(self.kv.close)
+        self.kv.open(plan.kv_open)
+        base = self.device.reserve(plan.workspace_buffers)
+        granules = self.device.create(plan.workspace_buffers // granule)
+        self.device.map(base, granules)
+        self.ledger.commit(WORKSPACE, plan.workspace_buffers)
+        self.residency.load(plan.weights)
+        self.kernels = Kernels(self.spec, threads)
+        buffers = Buffers(self.spec, pass_shape(self.config), base)
+        forward = Forward(
+            self.kernels,
+            self.spec,
+            self.units,
+            self.residency.address,
+            buffers,
+            pass_shape(self.config),
+            self.kv,
+        )
+        executor = Executor(self.device, self.residency, self.units, self.faults)
+        self.loop = DecodeLoop(self, forward, executor)
+        self.ledger.reconcile(self.device.counters.live_granules * granule)

@@ -1,0 +1,78 @@
+"""What every way of holding weights offers the decode loop and the governor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.memory.governor import Undo
+from engine.weights.layout import Unit
+
+
+@dataclass(frozen=True)
+class Fill:
+    """One copy that must land before a unit runs: device address, host address, bytes."""
+
+    address: int
+    source: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one run of a unit costs, counted by the policy: pages and bytes by where they come from.
+
+    A page is what the policy moves as a whole: a granule (hotset) or a tensor (paged). Bytes are weight
+    bytes; ``hit_bytes + htod_bytes + in_place_bytes`` is the unit's weight bytes.
+    """
+
+    hits: int = 0
+    hit_bytes: int = 0
+    page_ins: int = 0
+    htod_bytes: int = 0
+    bypassed_page_ins: int = 0
+    in_place_bytes: int = 0
+
+
+class Residency(Protocol):
+    """Weights on the device, under an allowance in bytes."""
+
+    def address(self, unit: Unit, role: str) -> int:
+        """Where a kernel finds a tensor; fixed for the life of the object."""
+
+    def load(self, allowance: int) -> None:
+        """Create, map and fill what is resident under ``allowance``."""
+
+    def fills(self, unit: Unit) -> tuple[Fill, ...]:
+        """Copies to make before each run of ``unit``."""
+
+    def slot(self, unit: Unit) -> int:
+        """The staging slot that ``unit`` fills; a slot may be filled again once its last user has run."""
+
+    def traffic(self, unit: Unit) -> Traffic:
+        """What a run of ``unit`` costs as things stand."""
+
+    def reclaim(self, allowance: int) -> Undo:
+        """Shrink to ``allowance``; the granules freed go to the pool. Return what undoes it."""
+
+    def promote(self, allowance: int) -> None:
+        """Grow back to ``allowance``."""
+
+    @property
+    def slots(self) -> int:
+        """How many staging slots there are."""
+
+    @property
+    def least_bytes(self) -> int:
+        """The smallest allowance that works."""
+
+    @property
+    def full_bytes(self) -> int:
+        """The allowance at which everything is resident."""
+
+    @property
+    def mapped_physical(self) -> int:
+        """Physical bytes held: resident weights and staging."""
+
+    def close(self) -> None:
+        """Unmap and free everything."""
