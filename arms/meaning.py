@@ -13,9 +13,7 @@ from engine.config import (
 )
 
 
-def engine_config(
-    arm: ArmSpec, settings: EngineSettings, model_path: str, rows: int | None = None
-) -> EngineConfig:
+def engine_config(arm: ArmSpec, settings: EngineSettings, model_path: str, rows: int | None = None) -> EngineConfig:
     """The engine configuration that ``arm`` stands for under ``settings``.
 
     ``rows`` repeats or cuts the workload's prompts to that many rows (a batch sweep); None takes them as they are.
@@ -47,9 +45,7 @@ def engine_config(
             headroom_bytes=0 if "headroom" in unused else settings.headroom,
             budget_bytes=None if "budget" in unused else settings.policy.budget,
             residency="hotset" if "policy" in unused else settings.policy.name,
-            ring_slots=2
-            if "policy.ring_slots" in unused
-            else settings.policy.ring_slots,
+            ring_slots=2 if "policy.ring_slots" in unused else settings.policy.ring_slots,
             cold=arm.cold,
         ),
         max_context=settings.max_context,

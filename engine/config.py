@@ -88,11 +88,7 @@ class EngineConfig:
         """Rebuild from ``to_dict``; an unknown or missing field is a TypeError."""
         workload = dict(data["workload"])
         workload["prompts"] = tuple(workload["prompts"])
-        rest = {
-            k: v
-            for k, v in data.items()
-            if k not in ("model", "workload", "device", "policy")
-        }
+        rest = {k: v for k, v in data.items() if k not in ("model", "workload", "device", "policy")}
         return EngineConfig(
             model=ModelConfig(**data["model"]),
             workload=WorkloadConfig(**workload),

@@ -73,9 +73,7 @@ class Window:
             "fallbacks": 0,
             "invalidations": 0,
             "streaming_floor_bytes": _ratio(self.floor_bytes, steps),
-            "floor_ratio": _ratio(
-                tally.htod_bytes + tally.in_place_bytes, self.floor_bytes
-            ),
+            "floor_ratio": _ratio(tally.htod_bytes + tally.in_place_bytes, self.floor_bytes),
             "decode_steps": steps,
             "emitted_tokens": tokens,
             "prefill_htod_bytes": self.prefill.htod_bytes,

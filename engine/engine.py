@@ -107,9 +107,7 @@ class Engine:
         """Bytes a decode step reads: W."""
         return self.store.weight_bytes
 
-    def run(
-        self, on_step: Callable[[int, int, str], None] | None = None
-    ) -> Iterator[Generation]:
+    def run(self, on_step: Callable[[int, int, str], None] | None = None) -> Iterator[Generation]:
         """Generate ``warmup + measured`` times with the configured prompts; each starts from the same placement."""
         for index in range(self.config.warmup + self.config.measured):
             yield self.loop.generate(
@@ -124,9 +122,7 @@ class Engine:
         shown, tokens = "", list[int]()
         for picked in self.loop.steps(self.prompts):
             token = picked[row]
-            if token is None or (
-                token in self.tokenizer.eos_ids and not self.config.workload.ignore_eos
-            ):
+            if token is None or (token in self.tokenizer.eos_ids and not self.config.workload.ignore_eos):
                 continue
             tokens.append(token)
             text = self.tokenizer.decode(tokens)
@@ -138,16 +134,12 @@ class Engine:
     def effective_policy(self) -> dict[str, Any]:
         """What took effect, as the policy gate compares it with what was asked."""
         policy, plan = self.config.policy, self.plan
-        on_demand = (
-            self.ledger.holders[KV].committed == plan.kv_floor and plan.kv_open == 1
-        )
+        on_demand = self.ledger.holders[KV].committed == plan.kv_floor and plan.kv_open == 1
         return {
             "managed": policy.managed and not plan.lifted,
             "commits_on_demand": on_demand,
             "lending": not plan.budget.reasons,
-            "residency": "hotset"
-            if isinstance(self.residency, Hotset)
-            else "stable_resident",
+            "residency": "hotset" if isinstance(self.residency, Hotset) else "stable_resident",
             "cold": "in_place" if self._reads_in_place() else "copy",
             "ring_slots": self.residency.slots,
             "capture": False,
@@ -161,11 +153,7 @@ class Engine:
         return isinstance(self.residency, Paged) and self.residency.cold == "in_place"
 
     def _encode(self, prompt: str) -> list[int]:
-        text = (
-            self.tokenizer.chat(prompt)
-            if self.config.workload.template == "model"
-            else prompt
-        )
+        text = self.tokenizer.chat(prompt) if self.config.workload.template == "model" else prompt
         return self.tokenizer.encode(text)
 
     def _open_device(self) -> Device:
@@ -180,13 +168,9 @@ class Engine:
         policy = self.config.policy
         residency: Residency
         if policy.cold == "in_place" or policy.residency == "stable_resident":
-            residency = Paged(
-                self.device, self.store, self.ledger, self.pool, policy.cold
-            )
+            residency = Paged(self.device, self.store, self.ledger, self.pool, policy.cold)
         else:
-            residency = Hotset(
-                self.device, self.store, self.ledger, self.pool, policy.ring_slots
-            )
+            residency = Hotset(self.device, self.store, self.ledger, self.pool, policy.ring_slots)
         self._exit.callback(residency.close)
         return residency
 
@@ -212,14 +196,11 @@ class Engine:
         return governor
 
     def _load(self, threads: int) -> None:
-        plan, granule = self.plan, self.device.granularity
+        plan = self.plan
         self.kv = KvArena(self.device, self.governor, self.pool, plan.kv_layout)
         self._exit.callback(self.kv.close)
         self.kv.open(plan.kv_open)
-        base = self.device.reserve(plan.workspace_buffers)
-        granules = self.device.create(plan.workspace_buffers // granule)
-        self.device.map(base, granules)
-        self.ledger.commit(WORKSPACE, plan.workspace_buffers)
+        base = self._open_workspace(plan.workspace_buffers)
         self.residency.load(plan.weights)
         self.kernels = Kernels(self.spec, threads)
         buffers = Buffers(self.spec, pass_shape(self.config), base)
@@ -234,4 +215,20 @@ class Engine:
         )
         executor = Executor(self.device, self.residency, self.units, self.faults)
         self.loop = DecodeLoop(self, forward, executor)
-        self.ledger.reconcile(self.device.counters.live_granules * granule)
+        self.ledger.reconcile(self.device.counters.live_granules * self.device.granularity)
+
+    def _open_workspace(self, nbytes: int) -> int:
+        """Map the block that holds activations; its address."""
+        base = self.device.reserve(nbytes)
+        granules = self.device.create(nbytes // self.device.granularity)
+        self.device.map(base, granules)
+        self.ledger.commit(WORKSPACE, nbytes)
+
+        def close() -> None:
+            self.device.unmap(base, len(granules))
+            self.device.release(granules)
+            self.device.unreserve(base, nbytes)
+            self.ledger.release(WORKSPACE, nbytes)
+
+        self._exit.callback(close)
+        return base

@@ -12,6 +12,8 @@ Every message is one line that a person can act on: what is wrong, where, what w
 
 from __future__ import annotations
 
+_LONGEST_LINE = 600
+
 
 class EbbError(Exception):
     """Base of all errors raised on purpose; ``str(error)`` is the line a user sees."""
@@ -22,7 +24,14 @@ class InvalidRequest(EbbError, ValueError):
 
 
 class ModelError(EbbError):
-    """The model cannot be used: missing, damaged, or not supported."""
+    """The model cannot be used: missing, damaged, or not supported.
+
+    Names out of a damaged file may hold anything, so the message is kept to one printable line.
+    """
+
+    def __init__(self, message: str) -> None:
+        shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+        super().__init__(shown if len(shown) <= _LONGEST_LINE else f"{shown[:_LONGEST_LINE]} ...")
 
 
 class CapacityUnavailable(EbbError):

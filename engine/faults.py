@@ -23,6 +23,9 @@ from engine.device.protocol import Device
 from engine.errors import InvalidRequest
 from engine.weights.residency import Fill
 
+_LOUD = np.float32(32)
+"""Planted numbers are well above any weight, as bytes of another tensor or another type would be."""
+
 KINDS = ("poison_ring", "skip_copy", "overwrite", "nan", "exit", "hang")
 
 
@@ -30,9 +33,7 @@ KINDS = ("poison_ring", "skip_copy", "overwrite", "nan", "exit", "hang")
 class Faults:
     """One planted fault, or none. ``generation`` counts warm-up from 0; ``step`` is the token about to be made."""
 
-    kind: Literal[
-        "none", "poison_ring", "skip_copy", "overwrite", "nan", "exit", "hang"
-    ] = "none"
+    kind: Literal["none", "poison_ring", "skip_copy", "overwrite", "nan", "exit", "hang"] = "none"
     generation: int = 0
     step: int = 1
     unit: int | None = None
@@ -57,9 +58,7 @@ class Faults:
         except TypeError as error:
             raise InvalidRequest(f"fault: {error}") from None
         if faults.kind not in KINDS:
-            raise InvalidRequest(
-                f"fault: no such kind {faults.kind!r}; kinds: {', '.join(KINDS)}"
-            )
+            raise InvalidRequest(f"fault: no such kind {faults.kind!r}; kinds: {', '.join(KINDS)}")
         return faults
 
     @property
@@ -93,9 +92,7 @@ class Faults:
         if self.kind == "hang":
             time.sleep(86400)
         numbers = device.granularity // 4
-        values = (
-            np.random.default_rng(self.seed).standard_normal(numbers).astype(np.float32)
-        )
+        values = _LOUD * np.random.default_rng(self.seed).standard_normal(numbers).astype(np.float32)
         if self.kind == "nan":
             values[:] = np.nan
         device.write(address, values.tobytes())

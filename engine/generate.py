@@ -32,13 +32,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m engine.generate", description=__doc__
-    )
+    parser = argparse.ArgumentParser(prog="python -m engine.generate", description=__doc__)
     parser.add_argument("prompt", help="text to continue")
-    parser.add_argument(
-        "--model", metavar="GGUF", help="model file; default: the one Ebb fetches once"
-    )
+    parser.add_argument("--model", metavar="GGUF", help="model file; default: the one Ebb fetches once")
     parser.add_argument(
         "--limit",
         default="1GiB",
@@ -81,11 +77,7 @@ def _config(options: argparse.Namespace) -> EngineConfig:
         _size("--limit", options.limit),
         _size("--headroom", options.headroom),
     )
-    path = (
-        Path(options.model)
-        if options.model
-        else default_model(cache_dir=None, progress=sys.stderr.isatty())
-    )
+    path = Path(options.model) if options.model else default_model(cache_dir=None, progress=sys.stderr.isatty())
     return EngineConfig(
         model=ModelConfig(str(path)),
         workload=WorkloadConfig(
@@ -125,11 +117,7 @@ def _stream(config: EngineConfig, quiet: bool) -> None:
         print()
         if not quiet:
             window = engine.loop.window
-            per_step = (
-                window.decode.htod_bytes / window.decode_steps
-                if window.decode_steps
-                else 0
-            )
+            per_step = window.decode.htod_bytes / window.decode_steps if window.decode_steps else 0
             print(f"{human_bytes(per_step)} streamed a step", file=sys.stderr)
 
 

@@ -64,33 +64,23 @@ class WeightNeeds:
 
 def pass_shape(config: EngineConfig) -> PassShape:
     """The shape of a pass under ``config``."""
-    return PassShape(
-        len(config.workload.prompts), config.prefill_chunk, config.max_context
-    )
+    return PassShape(len(config.workload.prompts), config.prefill_chunk, config.max_context)
 
 
 def kv_layout(spec: ModelSpec, config: EngineConfig) -> KvLayout:
     """The KV cache of the batch under ``config``."""
     rows = len(config.workload.prompts)
-    return KvLayout(
-        spec.layers, rows, spec.kv_heads, spec.head_dim, ITEMSIZE, config.max_context
-    )
+    return KvLayout(spec.layers, rows, spec.kv_heads, spec.head_dim, ITEMSIZE, config.max_context)
 
 
 def scratch_bytes(spec: ModelSpec, shape: PassShape) -> int:
     """Kernel scratch of a pass: every intermediate of one layer at the largest pass, and the fixed part."""
     tokens = max(shape.rows, shape.chunk)
-    widths = (
-        6 * spec.hidden
-        + (spec.heads + 2 * spec.kv_heads) * spec.head_dim
-        + 5 * spec.inner
-    )
+    widths = 6 * spec.hidden + (spec.heads + 2 * spec.kv_heads) * spec.head_dim + 5 * spec.inner
     return tokens * widths * ITEMSIZE + SCRATCH_FIXED
 
 
-def plan_memory(
-    spec: ModelSpec, config: EngineConfig, needs: WeightNeeds
-) -> MemoryPlan:
+def plan_memory(spec: ModelSpec, config: EngineConfig, needs: WeightNeeds) -> MemoryPlan:
     """The memory plan of ``config``.
 
     Raises
@@ -101,9 +91,7 @@ def plan_memory(
         When the plan cannot work, with the numbers and the largest context that would fit.
     """
     if config.max_context > spec.context:
-        raise InvalidRequest(
-            f"max_context={config.max_context:,} is beyond the model's context of {spec.context:,}"
-        )
+        raise InvalidRequest(f"max_context={config.max_context:,} is beyond the model's context of {spec.context:,}")
     granule, policy, shape = (
         config.device.granule_bytes,
         config.policy,
@@ -116,18 +104,10 @@ def plan_memory(
     kv_full = layout.committed_bytes(config.max_context, granule)
     kv_floor = layout.committed_bytes(bucket_tokens(1, config.max_context), granule)
     lifted = config.device.limit_bytes is None
-    limit = (
-        needs.full + kv_full + charge
-        if config.device.limit_bytes is None
-        else config.device.limit_bytes
-    )
-    kv_shape = KvShape(
-        spec.kv_bytes_per_token(ITEMSIZE), layout.rows, config.max_context
-    )
+    limit = needs.full + kv_full + charge if config.device.limit_bytes is None else config.device.limit_bytes
+    kv_shape = KvShape(spec.kv_bytes_per_token(ITEMSIZE), layout.rows, config.max_context)
     if lifted:
-        budget = Budget(
-            needs.full, needs.full, needs.full, "lifted", 0, ("the limit is lifted",)
-        )
+        budget = Budget(needs.full, needs.full, needs.full, "lifted", 0, ("the limit is lifted",))
     else:
         conditions = Conditions(
             managed=policy.managed,
@@ -162,9 +142,7 @@ def plan_memory(
         kv_floor=kv_floor,
         kv_full=kv_full,
         budget=budget,
-        headroom=policy.headroom_bytes
-        if budget.bound_by in ("elastic", "static_floor")
-        else 0,
+        headroom=policy.headroom_bytes if budget.bound_by in ("elastic", "static_floor") else 0,
         weights=weights,
         weights_floor=min(weights, floor),
     )
@@ -180,25 +158,17 @@ def check_lengths(config: EngineConfig, prompt_lengths: list[int]) -> None:
     """
     for row, length in enumerate(prompt_lengths):
         if length == 0:
-            raise InvalidRequest(
-                f"row {row}: the prompt is empty; a row needs at least one token to continue from"
-            )
+            raise InvalidRequest(f"row {row}: the prompt is empty; a row needs at least one token to continue from")
         if length + config.workload.tokens > config.max_context:
             most = config.max_context - length
-            advice = (
-                f"the most tokens that fit is {most:,}"
-                if most > 0
-                else "the prompt alone does not fit"
-            )
+            advice = f"the most tokens that fit is {most:,}" if most > 0 else "the prompt alone does not fit"
             raise InvalidRequest(
                 f"row {row}: a prompt of {length:,} tokens and tokens={config.workload.tokens:,} need "
                 f"{length + config.workload.tokens:,}, but max_context={config.max_context:,}; {advice}"
             )
 
 
-def _too_small(
-    spec: ModelSpec, config: EngineConfig, needs: WeightNeeds, charge: int, limit: int
-) -> str:
+def _too_small(spec: ModelSpec, config: EngineConfig, needs: WeightNeeds, charge: int, limit: int) -> str:
     """One line for a limit that cannot hold the full KV beside the least weights, with what would fit."""
     granule, layout = config.device.granule_bytes, kv_layout(spec, config)
     rows = layout.rows
@@ -206,11 +176,7 @@ def _too_small(
     low, high = 0, config.max_context
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (
-            (middle, high)
-            if layout.committed_bytes(middle, granule) <= spare
-            else (low, middle)
-        )
+        low, high = (middle, high) if layout.committed_bytes(middle, granule) <= spare else (low, middle)
     need = layout.committed_bytes(config.max_context, granule)
     advice = (
         f"the largest max_context that fits is {low:,}"

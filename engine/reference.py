@@ -30,9 +30,7 @@ class PlainKv:
     def __init__(self, spec: ModelSpec, rows: int, max_context: int) -> None:
         self.capacity = max_context
         shape = (2, rows, spec.kv_heads, max_context, spec.head_dim)
-        self._layers: list[NDArray[np.float32]] = [
-            np.zeros(shape, np.float32) for _ in range(spec.layers)
-        ]
+        self._layers: list[NDArray[np.float32]] = [np.zeros(shape, np.float32) for _ in range(spec.layers)]
 
     def key_address(self, layer: int) -> int:
         """Address of a layer's keys."""
@@ -69,13 +67,9 @@ class PlainLoop:
         buffers = Buffers(self.spec, shape, self._block.ctypes.data)
         self._kv = PlainKv(self.spec, len(self.prompts), config.max_context)
         kernels = Kernels(self.spec, threads)
-        self._forward = Forward(
-            kernels, self.spec, self.units, self._address, buffers, shape, self._kv
-        )
+        self._forward = Forward(kernels, self.spec, self.units, self._address, buffers, shape, self._kv)
 
-    def generate(
-        self, index: int = 0, measured: bool = True, on_step: OnStep | None = None
-    ) -> Generation:
+    def generate(self, index: int = 0, measured: bool = True, on_step: OnStep | None = None) -> Generation:
         """One generation, as :meth:`engine.decode.loop.DecodeLoop.generate` makes it."""
         result = Generation.empty(index, measured, len(self.prompts))
         started = time.perf_counter()
@@ -89,15 +83,10 @@ class PlainLoop:
             if on_step is not None:
                 on_step(index, step, "decode")
             began = time.perf_counter()
-            self._forward.begin_decode(
-                self.store.embed([row[-1] for row in result.tokens]), lengths
-            )
+            self._forward.begin_decode(self.store.embed([row[-1] for row in result.tokens]), lengths)
             for unit in self.units:
                 self._forward.run_decode(unit)
-            lengths = [
-                length + (stop is None)
-                for length, stop in zip(lengths, result.stopped, strict=True)
-            ]
+            lengths = [length + (stop is None) for length, stop in zip(lengths, result.stopped, strict=True)]
             self._take(result, step)
             result.itl_s.append(time.perf_counter() - began)
         return result
@@ -105,9 +94,7 @@ class PlainLoop:
     def _prefill(self) -> list[int]:
         for row, prompt in enumerate(self.prompts):
             for start, count in chunks(len(prompt), self.config.prefill_chunk):
-                self._forward.begin_prefill(
-                    row, self.store.embed(prompt[start : start + count]), start
-                )
+                self._forward.begin_prefill(row, self.store.embed(prompt[start : start + count]), start)
                 last = start + count == len(prompt) and row == len(self.prompts) - 1
                 for unit in self.units:
                     if unit.kind == "layer" or last:
@@ -116,9 +103,7 @@ class PlainLoop:
 
     def _take(self, result: Generation, step: int) -> None:
         logits = self._forward.logits()
-        for row, (token, mark) in enumerate(
-            zip(pick(logits, result.index, step), digest(logits), strict=True)
-        ):
+        for row, (token, mark) in enumerate(zip(pick(logits, result.index, step), digest(logits), strict=True)):
             if result.stopped[row] is not None:
                 continue
             result.tokens[row].append(token)

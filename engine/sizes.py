@@ -17,9 +17,7 @@ for _power, _letter in enumerate("kMGT", start=1):
     _UNITS[f"{_letter.upper()}B"] = 1000**_power
     _UNITS[f"{_letter.upper()}iB"] = 1024**_power
 
-_SHAPE = re.compile(
-    r"^(?P<number>[0-9]+(?:_[0-9]{3})*(?:\.[0-9]+)?)[ ]?(?P<unit>[A-Za-z]*)$", re.ASCII
-)
+_SHAPE = re.compile(r"^(?P<number>[0-9]+(?:_[0-9]{3})*(?:\.[0-9]+)?)[ ]?(?P<unit>[A-Za-z]*)$", re.ASCII)
 _RULE = "Write a size with a unit, such as 512MiB (536,870,912 B) or 512MB (512,000,000 B); only 0 needs none."
 
 
@@ -37,11 +35,7 @@ def parse_size(value: object) -> int:
     SizeError
         With one line that says what is wrong with this value and how to write it.
     """
-    if (
-        value is None
-        or isinstance(value, bool)
-        or not isinstance(value, str | int | float)
-    ):
+    if value is None or isinstance(value, bool) or not isinstance(value, str | int | float):
         raise SizeError(f"{_shown(value)} is not a size. {_RULE}")
     if isinstance(value, int | float):
         return _bare_number(value)
@@ -58,9 +52,7 @@ def parse_size(value: object) -> int:
         raise SizeError(_unit_problem(match["number"], number, unit))
     nbytes = number * _UNITS[unit]
     if nbytes != nbytes.to_integral_value():
-        raise SizeError(
-            f"{_shown(value)} is {nbytes:f} B, not a whole number of bytes."
-        )
+        raise SizeError(f"{_shown(value)} is {nbytes:f} B, not a whole number of bytes.")
     if nbytes >= 2**63:
         raise SizeError(f"{_shown(value)} is more than 2**63 bytes.")
     return int(nbytes)
@@ -68,9 +60,7 @@ def parse_size(value: object) -> int:
 
 def format_bytes(nbytes: int) -> str:
     """Exact bytes with thousands separators, and the binary unit people read: ``1,073,741,824 B (1 GiB)``."""
-    return (
-        f"{nbytes:,} B ({human_bytes(nbytes)})" if nbytes >= 1024 else f"{nbytes:,} B"
-    )
+    return f"{nbytes:,} B ({human_bytes(nbytes)})" if nbytes >= 1024 else f"{nbytes:,} B"
 
 
 def human_bytes(nbytes: float) -> str:
@@ -100,11 +90,7 @@ def _unit_problem(written: str, number: Decimal, unit: str) -> str:
             f"Write {written}{decimal_unit} ({_exact(number * _UNITS[decimal_unit])} B) "
             f"or {written}{binary_unit} ({_exact(number * _UNITS[binary_unit])} B)."
         )
-        reason = (
-            "bits are not a size here."
-            if "b" in unit[1:]
-            else f"{unit!r} is not a unit here."
-        )
+        reason = "bits are not a size here." if "b" in unit[1:] else f"{unit!r} is not a unit here."
         return f"{reason} {ways}"
     return f"{unit!r} is not a unit of bytes. {_RULE}"
 

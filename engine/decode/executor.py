@@ -37,9 +37,7 @@ class Executor:
         """The placement has changed: programs made so far are void."""
         self._programs.clear()
 
-    def run(
-        self, with_head: bool, run_unit: Callable[[Unit], None], tally: Tally
-    ) -> None:
+    def run(self, with_head: bool, run_unit: Callable[[Unit], None], tally: Tally) -> None:
         """One pass: every layer, and the head's chunks when ``with_head``; costs are added to ``tally``."""
         device, residency = self._device, self._residency
         for op in self._program(with_head):
@@ -62,11 +60,7 @@ class Executor:
 
     def _program(self, with_head: bool) -> tuple[Op, ...]:
         if with_head not in self._programs:
-            units = [
-                unit.index for unit in self._units if with_head or unit.kind == "layer"
-            ]
+            units = [unit.index for unit in self._units if with_head or unit.kind == "layer"]
             cold = [bool(self._residency.fills(unit)) for unit in self._units]
-            self._programs[with_head] = step_program(
-                units, self._slot_of, cold, self._residency.slots
-            )
+            self._programs[with_head] = step_program(units, self._slot_of, cold, self._residency.slots)
         return self._programs[with_head]

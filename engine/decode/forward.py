@@ -63,14 +63,9 @@ class Buffers:
     @staticmethod
     def nbytes(spec: ModelSpec, shape: PassShape) -> int:
         """Bytes of the block."""
-        return sum(
-            _aligned(_count(dimensions) * 4)
-            for dimensions, _ in _buffer_shapes(spec, shape).values()
-        )
+        return sum(_aligned(_count(dimensions) * 4) for dimensions, _ in _buffer_shapes(spec, shape).values())
 
-    def tensor(
-        self, name: str, shape: tuple[int, ...] | None = None, skip: int = 0
-    ) -> Tensor:
+    def tensor(self, name: str, shape: tuple[int, ...] | None = None, skip: int = 0) -> Tensor:
         """A buffer (or its first part) as a kernel's tensor, ``skip`` elements in."""
         address, dimensions, dtype = self._at[name]
         return Tensor(address + skip * 4, shape or dimensions, dtype)
@@ -83,13 +78,9 @@ class Buffers:
         return flat.reshape(dimensions)
 
 
-def rope_tables(
-    spec: ModelSpec, max_context: int
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def rope_tables(spec: ModelSpec, max_context: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Cosine and sine of every position: two arrays [max_context, head_dim / 2]."""
-    frequencies = 1 / (
-        spec.rope_base ** (np.arange(0, spec.head_dim, 2) / spec.head_dim)
-    )
+    frequencies = 1 / (spec.rope_base ** (np.arange(0, spec.head_dim, 2) / spec.head_dim))
     angles = np.arange(max_context)[:, None] * frequencies
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
@@ -130,9 +121,7 @@ class Forward:
                 self._bind_kv(binding, layer, rows, 0)
             self._bound_capacity = self._kv.capacity
 
-    def begin_prefill(
-        self, row: int, embeddings: NDArray[np.float32], past: int
-    ) -> None:
+    def begin_prefill(self, row: int, embeddings: NDArray[np.float32], past: int) -> None:
         """Set the inputs of a prefill pass: a chunk of one row's tokens after ``past`` tokens."""
         count = len(embeddings)
         self._buffers.array("x0")[:count] = embeddings
@@ -189,13 +178,7 @@ class Forward:
 
     def _layer(self, kernels: Kernels, unit: Unit, address: AddressOf) -> Binding:
         binding = kernels.layer()
-        binding.inputs(
-            {
-                p.role: Tensor(address(unit, p.role), p.shape)
-                for p in unit.slices
-                if p.role != "output_norm"
-            }
-        )
+        binding.inputs({p.role: Tensor(address(unit, p.role), p.shape) for p in unit.slices if p.role != "output_norm"})
         binding.inputs({name: self._buffers.tensor(name) for name in ("cos", "sin")})
         binding.inputs({"total_sequence_length": self._buffers.tensor("total")})
         return binding
@@ -216,13 +199,7 @@ class Forward:
             part = unit.slice("head")
             binding = kernels.head()
             binding.inputs({"head": Tensor(address(unit, "head"), part.shape)})
-            binding.inputs(
-                {
-                    "normed": self._buffers.tensor(
-                        "normed", (self._shape.rows, 1, self._spec.hidden)
-                    )
-                }
-            )
+            binding.inputs({"normed": self._buffers.tensor("normed", (self._shape.rows, 1, self._spec.hidden))})
             shape = (self._shape.rows, 1, part.shape[0])
             binding.outputs({"logits": self._buffers.tensor("logits", shape, skip=at)})
             at += self._shape.rows * part.shape[0]
@@ -231,9 +208,7 @@ class Forward:
 
     def _bind_decode(self) -> None:
         shape = (self._shape.rows, 1, self._spec.hidden)
-        for layer, (decode, prefill) in enumerate(
-            zip(self._decode, self._prefill, strict=True)
-        ):
+        for layer, (decode, prefill) in enumerate(zip(self._decode, self._prefill, strict=True)):
             decode.inputs({"x": self._buffers.tensor(f"x{layer % 2}", shape)})
             decode.inputs({"seqlens_k": self._buffers.tensor("seqlens_k")})
             decode.outputs({"out": self._buffers.tensor(f"x{(layer + 1) % 2}", shape)})
@@ -247,9 +222,7 @@ class Forward:
         binding.outputs({"present_key": keys, "present_value": values})
 
 
-def _buffer_shapes(
-    spec: ModelSpec, shape: PassShape
-) -> dict[str, tuple[tuple[int, ...], type[np.generic]]]:
+def _buffer_shapes(spec: ModelSpec, shape: PassShape) -> dict[str, tuple[tuple[int, ...], type[np.generic]]]:
     tokens = max(shape.rows, shape.chunk)
     return {
         "x0": ((tokens, spec.hidden), np.float32),

@@ -43,17 +43,13 @@ class Binding:
     def inputs(self, tensors: Mapping[str, Tensor]) -> None:
         """Bind inputs by name."""
         for name, tensor in tensors.items():
-            self._binding.bind_input(
-                name, "cpu", 0, tensor.dtype, tensor.shape, tensor.address
-            )
+            self._binding.bind_input(name, "cpu", 0, tensor.dtype, tensor.shape, tensor.address)
         self.binds += len(tensors)
 
     def outputs(self, tensors: Mapping[str, Tensor]) -> None:
         """Bind outputs by name."""
         for name, tensor in tensors.items():
-            self._binding.bind_output(
-                name, "cpu", 0, tensor.dtype, tensor.shape, tensor.address
-            )
+            self._binding.bind_output(name, "cpu", 0, tensor.dtype, tensor.shape, tensor.address)
         self.binds += len(tensors)
 
     def run(self) -> None:
@@ -109,9 +105,7 @@ def _one_thread_pool(threads: int) -> None:
         ort.set_global_thread_pool_sizes(threads, 1)
         # Grow by what is asked for, so that scratch memory can be held to its charge.
         arena = ort.OrtArenaCfg(0, 1, -1, -1)
-        memory = ort.OrtMemoryInfo(
-            "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
-        )
+        memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
         ort.create_and_register_allocator(memory, arena)
         _pool_threads = threads
     elif _pool_threads != threads:

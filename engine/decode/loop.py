@@ -171,9 +171,7 @@ class DecodeLoop:
         if on_step is not None:
             on_step(index, max(map(len, generation.tokens)), "decode")
         window.rebinds += self._forward.rebinds - rebinds
-        engine.ledger.reconcile(
-            engine.device.counters.live_granules * engine.device.granularity
-        )
+        engine.ledger.reconcile(engine.device.counters.live_granules * engine.device.granularity)
 
     def _prefill(
         self,
@@ -193,26 +191,18 @@ class DecodeLoop:
                 embeddings = engine.store.embed(prompt[start : start + count])
                 self._forward.begin_prefill(row, embeddings, start)
                 last = start + count == len(prompt) and row == len(prompts) - 1
-                run_unit = partial(
-                    self._forward.run_prefill, row=row, count=count, last_row=last
-                )
-                self._executor.run(
-                    with_head=last, run_unit=run_unit, tally=window.prefill
-                )
+                run_unit = partial(self._forward.run_prefill, row=row, count=count, last_row=last)
+                self._executor.run(with_head=last, run_unit=run_unit, tally=window.prefill)
                 lengths[row] += count
         window.device_prefill_htod += device.counters.htod_bytes - before
         return lengths
 
-    def _decode(
-        self, generation: Generation, step: int, lengths: list[int], window: Window
-    ) -> None:
+    def _decode(self, generation: Generation, step: int, lengths: list[int], window: Window) -> None:
         engine, device = self._engine, self._engine.device
         before, counted = device.counters.htod_bytes, window.decode.htod_bytes
         embeddings = engine.store.embed([row[-1] for row in generation.tokens])
         self._forward.begin_decode(embeddings, lengths)
-        self._executor.run(
-            with_head=True, run_unit=self._forward.run_decode, tally=window.decode
-        )
+        self._executor.run(with_head=True, run_unit=self._forward.run_decode, tally=window.decode)
         window.device_decode_htod += device.counters.htod_bytes - before
         for row in range(len(lengths)):
             if generation.stopped[row] is None:
@@ -243,9 +233,7 @@ class DecodeLoop:
                 generation.stopped[row] = token
         return emitted
 
-    def _grow(
-        self, index: int, step: int, tokens: int, lengths: list[int], window: Window
-    ) -> None:
+    def _grow(self, index: int, step: int, tokens: int, lengths: list[int], window: Window) -> None:
         engine = self._engine
         growth = engine.kv.ensure(tokens, lengths)
         if growth is None:
@@ -253,9 +241,7 @@ class DecodeLoop:
         window.growth_events += 1
         if growth.reclaimed_from_weights:
             window.reclaim_events += 1
-            window.evictions += (
-                growth.reclaimed_from_weights // engine.device.granularity
-            )
+            window.evictions += growth.reclaimed_from_weights // engine.device.granularity
             self._executor.invalidate()
         event = GrowthAt(index, step, growth)
         self.growths.append(event)
@@ -290,11 +276,7 @@ class DecodeLoop:
         skip = faults.granule * engine.device.granularity
         if faults.kv_range is not None:
             layer, values = divmod(faults.kv_range, 2)
-            address = (
-                engine.kv.value_address(layer)
-                if values
-                else engine.kv.key_address(layer)
-            )
+            address = engine.kv.value_address(layer) if values else engine.kv.key_address(layer)
         else:
             unit = engine.units[faults.unit or 0]
             address = engine.residency.address(unit, unit.slices[0].role)

@@ -28,9 +28,7 @@ class Op:
     after: int | None = None
 
 
-def step_program(
-    units: Sequence[int], slot_of: Sequence[int], cold: Sequence[bool], slots: int
-) -> tuple[Op, ...]:
+def step_program(units: Sequence[int], slot_of: Sequence[int], cold: Sequence[bool], slots: int) -> tuple[Op, ...]:
     """The program of one pass over ``units`` (indices, in order).
 
     ``slot_of[u]`` is the slot of unit u and ``cold[u]`` whether it has anything to fill. At most ``slots`` cold units

@@ -43,14 +43,10 @@ class HostDevice:
 
     def __init__(self, granularity: int, capacity: int) -> None:
         if sys.platform != "linux":
-            raise InvalidRequest(
-                "device=host needs Linux (memfd and shared mappings); this system has neither"
-            )
+            raise InvalidRequest("device=host needs Linux (memfd and shared mappings); this system has neither")
         page = os.sysconf("SC_PAGESIZE")
         if granularity <= 0 or granularity % page:
-            raise InvalidRequest(
-                f"device.granule={granularity}: expected a multiple of the page size, {page} B"
-            )
+            raise InvalidRequest(f"device.granule={granularity}: expected a multiple of the page size, {page} B")
         self.granularity = granularity
         self.counters = DeviceCounters()
         self._libc = _libc()
@@ -85,9 +81,7 @@ class HostDevice:
         missing = count - len(chosen)
         if self._fresh + missing > self._granules:
             self._give_back(chosen)
-            raise DeviceError(
-                f"the host device holds at most {self._granules * self.granularity:,} B"
-            )
+            raise DeviceError(f"the host device holds at most {self._granules * self.granularity:,} B")
         chosen.extend(range(self._fresh, self._fresh + missing))
         self._fresh += missing
         done = 0
@@ -102,9 +96,7 @@ class HostDevice:
                 reason = _errno()
                 self._punch(chosen[:done])
                 self._give_back(chosen)
-                raise DeviceError(
-                    f"creating {count * self.granularity:,} B failed: {reason}"
-                )
+                raise DeviceError(f"creating {count * self.granularity:,} B failed: {reason}")
             done += length
         self.counters.created_granules += count
         return [Granule(index) for index in chosen]
@@ -218,9 +210,7 @@ class HostDevice:
                 first * self.granularity,
                 length * self.granularity,
             ):
-                raise DeviceError(
-                    f"releasing {length * self.granularity:,} B failed: {_errno()}"
-                )
+                raise DeviceError(f"releasing {length * self.granularity:,} B failed: {_errno()}")
 
     def _give_back(self, granules: Sequence[int]) -> None:
         for index in granules:

@@ -68,9 +68,7 @@ class KvArena:
         Tokens each row can hold now.
     """
 
-    def __init__(
-        self, device: Device, governor: Governor, pool: GranulePool, layout: KvLayout
-    ) -> None:
+    def __init__(self, device: Device, governor: Governor, pool: GranulePool, layout: KvLayout) -> None:
         self._device, self._governor, self._pool, self.layout = (
             device,
             governor,
@@ -116,14 +114,10 @@ class KvArena:
         if tokens <= self.capacity:
             return None
         if tokens > self.layout.max_context:
-            raise InvalidRequest(
-                f"a row of {tokens:,} tokens is beyond max_context={self.layout.max_context:,}"
-            )
+            raise InvalidRequest(f"a row of {tokens:,} tokens is beyond max_context={self.layout.max_context:,}")
         started = time.perf_counter()
         old, new = self.capacity, bucket_tokens(tokens, self.layout.max_context)
-        need = self.layout.committed_bytes(
-            new, self._granule
-        ) - self.layout.committed_bytes(old, self._granule)
+        need = self.layout.committed_bytes(new, self._granule) - self.layout.committed_bytes(old, self._granule)
         budget_before = self._governor.allowance(WEIGHTS)
         with self._governor.grow(KV, need) as grant:
             self._extend(new)
@@ -160,9 +154,7 @@ class KvArena:
         self._cut([0] * len(self._ranges))
         self._pool.trim()
         for address in self._ranges:
-            self._device.unreserve(
-                address, self.layout.range_bytes(self.layout.max_context)
-            )
+            self._device.unreserve(address, self.layout.range_bytes(self.layout.max_context))
 
     def _extend(self, capacity: int) -> None:
         """Put granules behind every range up to ``capacity``; on failure take all of them back."""

@@ -11,14 +11,10 @@ from typing import Literal
 
 MIN_BUCKET_TOKENS = 256
 
-BoundBy = Literal[
-    "static", "elastic", "static_floor", "override", "lifted", "unmanaged"
-]
+BoundBy = Literal["static", "elastic", "static_floor", "override", "lifted", "unmanaged"]
 
 
-def bucket_tokens(
-    length: int, max_context: int, min_bucket: int = MIN_BUCKET_TOKENS
-) -> int:
+def bucket_tokens(length: int, max_context: int, min_bucket: int = MIN_BUCKET_TOKENS) -> int:
     """KV capacity that holds ``length`` tokens: a power of two from ``min_bucket``, at most ``max_context``."""
     power = 1 << max(0, length - 1).bit_length()
     return min(max(power, min_bucket), max_context)
@@ -35,11 +31,7 @@ class KvShape:
 
     def bytes_for(self, length: int) -> int:
         """Bytes of the bucket that holds ``length`` tokens in every row."""
-        return (
-            self.bytes_per_token_per_row
-            * self.rows
-            * bucket_tokens(length, self.max_context, self.min_bucket)
-        )
+        return self.bytes_per_token_per_row * self.rows * bucket_tokens(length, self.max_context, self.min_bucket)
 
     @property
     def floor(self) -> int:
@@ -108,14 +100,10 @@ def static_budget(limit: int, kv: KvShape, workspace: int = 0) -> int:
 
 def elastic_budget(limit: int, kv: KvShape, headroom: int, workspace: int = 0) -> int:
     """``limit - workspace - KV floor - headroom``, never below the static budget."""
-    return max(
-        limit - workspace - kv.floor - headroom, static_budget(limit, kv, workspace)
-    )
+    return max(limit - workspace - kv.floor - headroom, static_budget(limit, kv, workspace))
 
 
-def derive_budget(
-    limit: int, kv: KvShape, conditions: Conditions, workspace: int = 0
-) -> Budget:
+def derive_budget(limit: int, kv: KvShape, conditions: Conditions, workspace: int = 0) -> Budget:
     """The weight budget in force under ``conditions``.
 
     An explicit override is adopted as given. Otherwise the elastic budget when all three conditions hold, else the
@@ -131,9 +119,5 @@ def derive_budget(
         nbytes, bound_by = static, "unmanaged" if not conditions.managed else "static"
     else:
         nbytes = elastic
-        bound_by = (
-            "static_floor"
-            if limit - workspace - kv.floor - conditions.headroom < static
-            else "elastic"
-        )
+        bound_by = "static_floor" if limit - workspace - kv.floor - conditions.headroom < static else "elastic"
     return Budget(nbytes, static, elastic, bound_by, conditions.headroom, reasons)

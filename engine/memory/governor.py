@@ -65,13 +65,9 @@ class Governor:
     @property
     def unassigned(self) -> int:
         """Capacity that is in nobody's allowance."""
-        return self.limit - sum(
-            holder.allowance for holder in self.ledger.holders.values()
-        )
+        return self.limit - sum(holder.allowance for holder in self.ledger.holders.values())
 
-    def register(
-        self, name: str, allowance: int, reclaimable: Reclaimable | None = None
-    ) -> None:
+    def register(self, name: str, allowance: int, reclaimable: Reclaimable | None = None) -> None:
         """Add a holder with an allowance.
 
         Raises
@@ -95,9 +91,7 @@ class Governor:
         """Lower an allowance to ``allowance``; what is given up becomes unassigned."""
         holder = self.ledger.holders[name]
         if not holder.committed <= allowance <= holder.allowance:
-            raise ValueError(
-                f"{name}: {allowance} is not between {holder.committed} and {holder.allowance}"
-            )
+            raise ValueError(f"{name}: {allowance} is not between {holder.committed} and {holder.allowance}")
         holder.allowance = allowance
 
     def lend(self, name: str, allowance: int) -> int:
@@ -120,9 +114,7 @@ class Governor:
             When the bytes cannot be had; nothing has changed.
         """
         plan = self._plan(requester, nbytes)
-        before = {
-            name: holder.allowance for name, holder in self.ledger.holders.items()
-        }
+        before = {name: holder.allowance for name, holder in self.ledger.holders.items()}
         undos: list[Undo] = []
         try:
             for victim, taken in plan.reclaimed.items():
@@ -146,9 +138,7 @@ class Governor:
         from_unassigned = min(need, self._spare(self.headroom))
         need -= from_unassigned
         reclaimed: dict[str, int] = {}
-        for name, terms in sorted(
-            self._reclaimable.items(), key=lambda item: item[1].priority
-        ):
+        for name, terms in sorted(self._reclaimable.items(), key=lambda item: item[1].priority):
             if name == requester or need == 0:
                 continue
             available = max(0, self.allowance(name) - terms.floor)
@@ -163,9 +153,7 @@ class Governor:
                 f"{requester} needs {nbytes:,} B more; {nbytes - need:,} B can be had "
                 f"under the limit of {self.limit:,} B"
             )
-        return Grant(
-            requester, nbytes, from_own, from_unassigned, reclaimed, from_headroom
-        )
+        return Grant(requester, nbytes, from_own, from_unassigned, reclaimed, from_headroom)
 
     def _spare(self, headroom: int) -> int:
         spare = max(0, self.unassigned - headroom)

@@ -79,9 +79,7 @@ def _through_gguf(flat: Floats, raw: bytes, type_name: str) -> None:
     from gguf import GGMLQuantizationType, dequantize
 
     try:
-        values = dequantize(
-            np.frombuffer(raw, np.uint8), GGMLQuantizationType[type_name]
-        )
+        values = dequantize(np.frombuffer(raw, np.uint8), GGMLQuantizationType[type_name])
     except (KeyError, NotImplementedError):
         raise ModelError(f"tensors of type {type_name} are not supported") from None
     flat[:] = values.reshape(-1)

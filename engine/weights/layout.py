@@ -90,17 +90,14 @@ def build_units(spec: ModelSpec, itemsize: int) -> tuple[Unit, ...]:
     units: list[Unit] = []
     for layer in range(spec.layers):
         parts: list[_Part] = [
-            (role, f"blk.{layer}.{role}.weight", shape, None)
-            for role, shape in spec.layer_shapes().items()
+            (role, f"blk.{layer}.{role}.weight", shape, None) for role, shape in spec.layer_shapes().items()
         ]
         if layer == spec.layers - 1:
             parts.append(("output_norm", "output_norm.weight", (spec.hidden,), None))
         units.append(Unit(layer, "layer", _lay_out(parts, itemsize)))
     head = "token_embd.weight" if spec.tied else "output.weight"
     for first, last in _vocabulary_chunks(spec, units[0].nbytes, itemsize):
-        chunk: list[_Part] = [
-            ("head", head, (last - first, spec.hidden), (first, last))
-        ]
+        chunk: list[_Part] = [("head", head, (last - first, spec.hidden), (first, last))]
         units.append(Unit(len(units), "head", _lay_out(chunk, itemsize)))
     return tuple(units)
 
@@ -117,9 +114,7 @@ def _lay_out(parts: Sequence[_Part], itemsize: int) -> tuple[Slice, ...]:
     return tuple(slices)
 
 
-def _vocabulary_chunks(
-    spec: ModelSpec, layer_bytes: int, itemsize: int
-) -> Iterator[tuple[int, int]]:
+def _vocabulary_chunks(spec: ModelSpec, layer_bytes: int, itemsize: int) -> Iterator[tuple[int, int]]:
     row_bytes = spec.hidden * itemsize
     chunks = max(1, -(-spec.vocab * row_bytes // layer_bytes))
     rows = -(-spec.vocab // chunks)

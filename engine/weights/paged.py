@@ -61,9 +61,7 @@ class Paged:
         for unit in store.units:
             for part in unit.slices:
                 granules = -(-part.nbytes // self._granule)
-                page = _Page(
-                    unit, part, granules, device.reserve(granules * self._granule)
-                )
+                page = _Page(unit, part, granules, device.reserve(granules * self._granule))
                 self._pages[page.key] = page
         self._resident: dict[Key, list[Granule]] = {}
         self._staging: list[Granule] = []
@@ -71,9 +69,7 @@ class Paged:
 
     @property
     def least_bytes(self) -> int:
-        return (
-            0 if self.cold == "in_place" else self._staging_for(set()) * self._granule
-        )
+        return 0 if self.cold == "in_place" else self._staging_for(set()) * self._granule
 
     @property
     def full_bytes(self) -> int:
@@ -81,9 +77,7 @@ class Paged:
 
     @property
     def mapped_physical(self) -> int:
-        return (
-            sum(map(len, self._resident.values())) + len(self._staging)
-        ) * self._granule
+        return (sum(map(len, self._resident.values())) + len(self._staging)) * self._granule
 
     def address(self, unit: Unit, role: str) -> int:
         page = self._pages[unit.index, role]
@@ -98,10 +92,7 @@ class Paged:
         if self.cold == "in_place":
             return ()
         source = self._store.address(unit)
-        return tuple(
-            Fill(page.address, source + page.part.offset, page.part.nbytes)
-            for page in self._bypassed(unit)
-        )
+        return tuple(Fill(page.address, source + page.part.offset, page.part.nbytes) for page in self._bypassed(unit))
 
     def traffic(self, unit: Unit) -> Traffic:
         bypassed = self._bypassed(unit)
@@ -177,9 +168,7 @@ class Paged:
         return chosen
 
     def _used(self, resident: set[Key]) -> int:
-        return sum(self._pages[key].granules for key in resident) + self._staging_for(
-            resident
-        )
+        return sum(self._pages[key].granules for key in resident) + self._staging_for(resident)
 
     def _staging_for(self, resident: set[Key]) -> int:
         """Granules of the largest set of bypassed tensors that one unit needs at once."""
@@ -221,12 +210,16 @@ class Paged:
             return
         self._staging = self._pool.take(self._staging_for(set(self._resident)))
         self._ledger.commit(WEIGHTS, len(self._staging) * self._granule)
-        for unit in self._store.units:
-            at = 0
-            for page in self._bypassed(unit):
-                self._device.map(page.address, self._staging[at : at + page.granules])
-                self._staged[page.key] = page.granules
-                at += page.granules
+        try:
+            for unit in self._store.units:
+                at = 0
+                for page in self._bypassed(unit):
+                    self._device.map(page.address, self._staging[at : at + page.granules])
+                    self._staged[page.key] = page.granules
+                    at += page.granules
+        except BaseException:
+            self._unstage()
+            raise
 
     def _unstage(self) -> None:
         for key, granules in self._staged.items():

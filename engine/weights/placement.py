@@ -63,11 +63,7 @@ def place(sizes: tuple[int, ...], budget: int, slots: int) -> Placement:
     low, high = 0, best
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (
-            (low, middle)
-            if _saving(sizes, slots, middle) >= missing
-            else (middle, high)
-        )
+        low, high = (low, middle) if _saving(sizes, slots, middle) >= missing else (middle, high)
     cold = [min(size, high) for size in sizes]
     excess = _saving(sizes, slots, high) - missing
     # A fixed order keeps the placements of smaller and larger budgets nested.

@@ -33,9 +33,7 @@ class WeightStore:
         raw = np.empty(total + ALIGNMENT, np.uint8)
         self._bytes = raw[-raw.ctypes.data % ALIGNMENT :][:total]
         self._base = self._bytes.ctypes.data
-        self._embedding = (
-            None if spec.tied else np.empty((spec.vocab, spec.hidden), np.float32)
-        )
+        self._embedding = None if spec.tied else np.empty((spec.vocab, spec.hidden), np.float32)
 
     @property
     def weight_bytes(self) -> int:
@@ -50,20 +48,12 @@ class WeightStore:
         """One tensor of a unit as an array over the store's own memory."""
         part = unit.slice(role)
         start = self._offsets[unit.index] + part.offset
-        return (
-            self._bytes[start : start + part.nbytes]
-            .view(np.float32)
-            .reshape(part.shape)
-        )
+        return self._bytes[start : start + part.nbytes].view(np.float32).reshape(part.shape)
 
     def load(self, file: GgufFile, threads: int) -> None:
         """Read and dequantize every tensor of ``file``."""
         with ThreadPoolExecutor(threads) as pool:
-            for done in [
-                pool.submit(self._load_unit, file, unit)
-                for unit in self.units
-                if unit.kind == "layer"
-            ]:
+            for done in [pool.submit(self._load_unit, file, unit) for unit in self.units if unit.kind == "layer"]:
                 done.result()
         heads = [unit for unit in self.units if unit.kind == "head"]
         self._load_head(file, heads, threads)
@@ -82,9 +72,7 @@ class WeightStore:
     def _load_unit(self, file: GgufFile, unit: Unit) -> None:
         for part in unit.slices:
             info = file.tensors[part.tensor]
-            dequantize_into(
-                self.array(unit, part.role), file.read(info), info.type_name
-            )
+            dequantize_into(self.array(unit, part.role), file.read(info), info.type_name)
 
     def _load_head(self, file: GgufFile, heads: list[Unit], threads: int) -> None:
         info = file.tensors[heads[0].slices[0].tensor]

@@ -51,9 +51,7 @@ def main() -> int:
         return code
     except Exception as error:
         traceback.print_exc()
-        events.emit(
-            "error", kind="internal", message=f"{type(error).__name__}: {error}"
-        )
+        events.emit("error", kind="internal", message=f"{type(error).__name__}: {error}")
         return 4
 
 

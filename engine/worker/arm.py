@@ -29,9 +29,7 @@ def run_arm(config: EngineConfig, faults: Faults, events: Events) -> None:
         on_plan=lambda engine: events.emit("plan", **plan_record(engine)),
     )
     try:
-        engine.loop.on_growth = lambda event: events.emit(
-            "growth", **growth_record(event)
-        )
+        engine.loop.on_growth = lambda event: events.emit("growth", **growth_record(event))
         events.emit("policy", **engine.effective_policy())
         events.emit("loaded", load_s=engine.load_s)
         _generate(engine, events)
@@ -50,11 +48,7 @@ def _generate(engine: Engine, events: Events) -> None:
             events.emit("measure_start")
             started = time.perf_counter()
         measured = index >= config.warmup
-        generations.append(
-            engine.loop.generate(
-                index, engine.prompts, measured=measured, on_step=progress
-            )
-        )
+        generations.append(engine.loop.generate(index, engine.prompts, measured=measured, on_step=progress))
         scratch.look()
     wall = time.perf_counter() - started
     events.emit("measure_end")
@@ -83,8 +77,7 @@ def plan_record(engine: Engine) -> dict[str, Any]:
             "static_bytes": plan.budget.static,
             "elastic_bytes": plan.budget.elastic,
             "headroom_bytes": plan.budget.headroom,
-            "headroom_bound": plan.budget.headroom > 0
-            and plan.budget.headroom_note(engine.weight_bytes) is None,
+            "headroom_bound": plan.budget.headroom > 0 and plan.budget.headroom_note(engine.weight_bytes) is None,
             "headroom_note": plan.budget.headroom_note(engine.weight_bytes),
             "override": plan.budget.bound_by == "override",
             "reasons": list(plan.budget.reasons),
@@ -104,18 +97,13 @@ def _model_record(spec: ModelSpec, engine: Engine) -> dict[str, Any]:
         "vocab": spec.vocab,
         "context": spec.context,
         "tied": spec.tied,
-        "kv_bytes_per_token": engine.plan.kv_layout.committed_bytes(1, 1)
-        // engine.plan.kv_layout.rows,
+        "kv_bytes_per_token": engine.plan.kv_layout.committed_bytes(1, 1) // engine.plan.kv_layout.rows,
     }
 
 
-def _result(
-    engine: Engine, generations: list[Generation], wall: float, scratch: int
-) -> dict[str, Any]:
+def _result(engine: Engine, generations: list[Generation], wall: float, scratch: int) -> dict[str, Any]:
     loop, measured = engine.loop, [g for g in generations if g.measured]
-    growths = [
-        event for event in loop.growths if event.generation >= engine.config.warmup
-    ]
+    growths = [event for event in loop.growths if event.generation >= engine.config.warmup]
     ledger = engine.ledger.snapshot()
     ledger["workspace_charge"] = engine.plan.workspace_charge
     ledger["workspace_measured"] = engine.plan.workspace_buffers + scratch
@@ -125,9 +113,7 @@ def _result(
         "generations": [generation_record(g) for g in generations],
         "text": [engine.tokenizer.decode(row) for row in generations[-1].tokens],
         "stopped": generations[-1].stopped,
-        "counters": loop.window.report(
-            engine.plan.budget.bytes, engine.residency.mapped_physical
-        ),
+        "counters": loop.window.report(engine.plan.budget.bytes, engine.residency.mapped_physical),
         "accounting": loop.window.accounting(engine.weight_bytes),
         "ledger": ledger,
         "growth": [growth_record(event) for event in growths],

@@ -50,18 +50,12 @@ def bucket_record(bucket: BucketTraffic) -> dict[str, Any]:
         "budget_bytes": bucket.budget_bytes,
         "steps": bucket.steps,
         "tokens": bucket.tokens,
-        "htod_bytes_per_token": bucket.htod_bytes / bucket.tokens
-        if bucket.tokens
-        else None,
-        "htod_bytes_per_step": bucket.htod_bytes / bucket.steps
-        if bucket.steps
-        else None,
+        "htod_bytes_per_token": bucket.htod_bytes / bucket.tokens if bucket.tokens else None,
+        "htod_bytes_per_step": bucket.htod_bytes / bucket.steps if bucket.steps else None,
     }
 
 
-def latency_record(
-    generations: Sequence[Generation], growths: Sequence[GrowthAt]
-) -> dict[str, Any]:
+def latency_record(generations: Sequence[Generation], growths: Sequence[GrowthAt]) -> dict[str, Any]:
     """Latencies of the measured generations: medians, and percentiles over all their decode steps (seconds)."""
     steps = [seconds for generation in generations for seconds in generation.itl_s]
     return {
