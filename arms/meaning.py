@@ -9,6 +9,7 @@ from engine.config import (
     EngineConfig,
     ModelConfig,
     PolicyConfig,
+    Residency,
     WorkloadConfig,
 )
 
@@ -44,7 +45,7 @@ def engine_config(arm: ArmSpec, settings: EngineSettings, model_path: str, rows:
             commits_on_demand=arm.commits_on_demand,
             headroom_bytes=0 if "headroom" in unused else settings.headroom,
             budget_bytes=None if "budget" in unused else settings.policy.budget,
-            residency="hotset" if "policy" in unused else settings.policy.name,
+            residency=_residency(arm, settings),
             ring_slots=2 if "policy.ring_slots" in unused else settings.policy.ring_slots,
             cold=arm.cold,
         ),
@@ -53,6 +54,12 @@ def engine_config(arm: ArmSpec, settings: EngineSettings, model_path: str, rows:
         warmup=settings.generations.warmup,
         measured=settings.generations.measured,
     )
+
+
+def _residency(arm: ArmSpec, settings: EngineSettings) -> Residency:
+    if not arm.managed:
+        return "stable_resident"  # filled once, first fit, never evicted
+    return "hotset" if arm.lift_limit else settings.policy.name
 
 
 def unused_settings(arm: ArmSpec) -> dict[str, str]:

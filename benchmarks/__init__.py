@@ -1,1 +1,1 @@
-"""Reproducible measurements; each module is a command that writes its result, with machine and date, to ``results/``."""
+"""Reproducible measurements; each module is a command that writes its result to ``results/``, with machine and date."""

@@ -1,6 +1,6 @@
 """What managing costs when everything fits: the resident arm against the plain loop, in one process, interleaved.
 
-Both run the same kernels on the same thread pool. The plain loop reads weights where the host store holds them and keeps
+Both run the same kernels on the same thread pool. The plain loop reads weights where the host store holds them, with
 KV in plain arrays; the engine goes through governor, hot set, KV arena and step program.
 
     python -m benchmarks.host [--pairs 12]

@@ -1,7 +1,8 @@
 """Counters of a run under their published names, and the window they are measured in.
 
-Traffic is counted twice, apart: by the policy, from what it meant to do, and by the device, from what it did. A measured
-window leaves warm-up out. ``*_per_token`` divides by the tokens that the window's decode passes emitted, over all rows.
+Traffic is counted twice, apart: by the policy, from what it meant to do, and by the device, from what it did.
+A measured window leaves warm-up out. ``*_per_token`` divides by the tokens that the window's decode passes emitted,
+over all rows.
 """
 
 from __future__ import annotations

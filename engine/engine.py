@@ -136,7 +136,7 @@ class Engine:
         policy, plan = self.config.policy, self.plan
         on_demand = self.ledger.holders[KV].committed == plan.kv_floor and plan.kv_open == 1
         return {
-            "managed": policy.managed and not plan.lifted,
+            "managed": policy.managed,
             "commits_on_demand": on_demand,
             "lending": not plan.budget.reasons,
             "residency": "hotset" if isinstance(self.residency, Hotset) else "stable_resident",

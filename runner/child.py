@@ -17,13 +17,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from runner.child_result import ChildLimits, ChildResult, Event, crash_reason
 from runner.signals import Stop
-
-Event = dict[str, Any]
 
 WORKER: tuple[str, ...] = (sys.executable, "-m", "engine.worker")
 
@@ -44,42 +42,6 @@ _READ = 1 << 16
 _LOOK_S = 1.0
 _END: Event = {"event": "__end__"}
 _WAKE: Event = {"event": "__wake__"}
-
-
-@dataclass(frozen=True)
-class ChildLimits:
-    """Seconds: ``silence_s`` without any event, ``overall_s`` in all, ``exit_s`` to exit after the last event,
-    ``term_s`` between SIGTERM and SIGKILL."""
-
-    silence_s: float = 600.0
-    overall_s: float = 6 * 3600.0
-    exit_s: float = 30.0
-    term_s: float = 3.0
-
-
-@dataclass(frozen=True)
-class ChildResult:
-    """How one child ended.
-
-    ``record`` is the body of its result event, ``error`` its error event. ``crash`` says in words why it ended
-    without a usable result and without an error of its own kind; ``interrupted`` that we ended it because we were asked
-    to. ``garbage`` counts lines that were no event.
-    """
-
-    pid: int
-    exit_code: int | None
-    record: dict[str, Any] | None
-    error: dict[str, Any] | None
-    crash: str | None
-    interrupted: bool
-    started: float
-    ended: float
-    garbage: int
-    events: tuple[Event, ...]
-
-    def event(self, name: str) -> Event | None:
-        """The last event of that name, or None. Progress events are not kept."""
-        return next((e for e in reversed(self.events) if e["event"] == name), None)
 
 
 class Child:
@@ -185,7 +147,9 @@ class Child:
     def _result(self, code: int | None, interrupted: bool) -> ChildResult:
         record = next((e for e in reversed(self._kept) if e["event"] == "result"), None)
         error = next((e for e in reversed(self._kept) if e["event"] == "error"), None)
-        crash = None if interrupted else self._crash_reason(code, record, error)
+        crash = None
+        if not interrupted:
+            crash = self._asked_to_end or crash_reason(code, record, error, self.log)
         return ChildResult(
             pid=self.pid,
             exit_code=code,
@@ -198,27 +162,6 @@ class Child:
             garbage=self._garbage,
             events=tuple(e for e in self._kept if e["event"] != "result"),
         )
-
-    def _crash_reason(self, code: int | None, record: Event | None, error: Event | None) -> str | None:
-        if self._asked_to_end:
-            return self._asked_to_end
-        if error is not None and code is not None and code >= 0:
-            if error.get("kind") in ("request", "model", "capacity", "logits"):
-                return None
-            return f"exit code {code}: {error.get('message', 'no message')}"
-        if code is not None and code < 0:
-            name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
-            hint = "; the machine may have run out of memory" if -code == signal.SIGKILL else ""
-            return f"killed by signal {-code} ({name}){hint}"
-        if code != 0:
-            return f"exit code {code}: {self._last_words()}"
-        return None if record is not None else "exit code 0 without a result"
-
-    def _last_words(self) -> str:
-        with contextlib.suppress(OSError):
-            lines = [x.strip() for x in self.log.read_bytes()[-4096:].decode(errors="replace").splitlines()]
-            return next((x[:200] for x in reversed(lines) if x), "nothing in its log")
-        return "its log cannot be read"
 
     def _overdue(self, silent: float, total: float) -> str | None:
         if silent > self._limits.silence_s:

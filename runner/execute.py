@@ -55,7 +55,7 @@ def execute(
     check_writable(settings.paths.store, settings.tracking.uri)
     lock = DeviceLock(settings.paths.locks, settings.device.kind)
     with watching_signals() as stop:
-        lock.acquire(settings.contention.wait_s, stop)
+        lock.acquire(settings.contention.wait_s, stop, screen.line)
         probe = open_probe()
         try:
             tracker = Tracker(settings.paths.store, settings.tracking.uri, settings.tracking.experiment)
@@ -99,7 +99,11 @@ class _Session:
         outcomes = tuple(run.outcome for run in self._runs if run.outcome is not None)
         if self._plan.sweep:
             self._sweep_end(outcomes)
-        elif outcomes[-1].status == "refused":
+        if closed := len(self._services.tracker.closed_stale):
+            self._screen.line(f"       {closed} earlier run(s) whose process had ended were closed as KILLED")
+        if self._plan.sweep:
+            return exit_code(outcomes)
+        if outcomes[-1].status == "refused":
             raise UserError(outcomes[-1].reason or "the engine refused this job")
         return exit_code(outcomes)
 

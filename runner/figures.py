@@ -88,7 +88,7 @@ def figures(
     return Figures(
         values=values,
         bound_by=policy.get("bound_by") or budget.get("bound_by"),
-        limit=plan.get("limit_bytes"),
+        limit=None if plan.get("limit_lifted") else plan.get("limit_bytes"),
         withheld_kv=full - kv_peak if static and full is not None and kv_peak is not None else None,
         weight_bytes=plan.get("model", {}).get("weight_bytes"),
     )

@@ -10,13 +10,15 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.sizes import human_bytes
+from runner.baselines import BASELINE
 from runner.errors import UserError
 from runner.gates import Evidence, Verdict, failed, judge, logits_failure, repeats_verdict
-from runner.identity import Identity, identity_of, model_digest, run_identity
+from runner.identity import identity_of, model_digest, run_identity
 from runner.outcome import Outcome, Part, ProcessRun, Status, job_status
 from runner.plan import Job
 from runner.recording import new_folder
-from runner.references import Reference, StoredRun
+from runner.reference_runs import ReferenceRuns
+from runner.references import StoredRun
 from runner.services import Services
 from runner.token_text import token_text
 from runner.units import rate
@@ -45,9 +47,11 @@ class JobRun:
         self._tokens = [identity_of(config, self._digest) for config in job.configs]
         self._counters = run_identity(job.configs[0], self._digest)
         self._done: list[list[ProcessRun]] = [[] for _ in job.configs]
+        self._references_run = ReferenceRuns(services)
         self._stopped: dict[int, tuple[Status, str]] = {}
         self._taken = 0
         self._started = time.time()
+        self._leads = False
 
     @property
     def counters_identity(self) -> str:
@@ -87,7 +91,7 @@ class JobRun:
         for at, config in enumerate(self.job.configs):
             if at in self._stopped or self._services.stop.requested:
                 continue
-            why = self._ensure_reference(at, config, width)
+            why = self._references_run.ensure(self.job, at, self._tokens[at], width)
             if why is not None:
                 self._stopped[at] = why
                 continue
@@ -114,6 +118,7 @@ class JobRun:
             unused=job.unused,
             same_as=job.same_as,
             notes=self._notes(parts),
+            leads=self._leads,
         )
         if status not in ("passed", "not run"):
             self._services.screen.line(f"{job.label.ljust(width)}  {status}: {reason}")
@@ -133,7 +138,7 @@ class JobRun:
     def keep_baseline(self) -> None:
         """Keep a valid baseline for later sessions, and as the reference where there is no other. Raises OSError."""
         outcome = self.outcome
-        if outcome is None or not outcome.valid or self.job.arm.name != "baseline" or outcome.part.first is None:
+        if outcome is None or not outcome.valid or self.job.arm.name != BASELINE or outcome.part.first is None:
             return
         if self._services.launcher.fault is not None:
             return
@@ -158,6 +163,8 @@ class JobRun:
             raise UserError(f"the store {services.store} cannot be written: {error.strerror}") from error
         if not any(self._done):
             self._started = time.time()
+            self._leads = services.children == 0
+        services.children += 1
         number = len(self._done[at])
         name = "child.log" if at == number == 0 else f"child-{at}-{number}.log"
         with services.screen.bar(label, width) as bar:
@@ -175,65 +182,9 @@ class JobRun:
         if stopped is not None:
             self._stopped[at] = stopped
         else:
-            self._keep_reference_of_baseline(at, run)
+            if self.job.arm.name == BASELINE and not failed(judge(self._evidence(at, run))):
+                self._references_run.adopt_baseline(self._tokens[at], run)
             services.screen.line(bar.finished(_progress_note(run)))
-
-    def _ensure_reference(self, at: int, config: EngineConfig, width: int) -> tuple[Status, str] | None:
-        """Make the reference when there is none. Returns why the job cannot go on, or None."""
-        services, identity = self._services, self._tokens[at]
-        if services.references.find(identity) is not None:
-            return None
-        known = services.no_reference.get(identity.hash)
-        if known is None:
-            log = services.store / "references" / f"{identity.hash}.log"
-            many = len(self.job.configs) > 1
-            label = f"reference N={len(config.workload.prompts)}" if many else "reference"
-            with services.screen.bar(label, width) as bar:
-                run = services.launcher.run(
-                    config,
-                    "reference",
-                    log,
-                    self.job.settings.timeout_s,
-                    on_event=bar.on_event,
-                    started=services.tracker.start,
-                    before_go=lambda: None,
-                )
-            known = self._keep_reference(identity, run)
-            services.no_reference[identity.hash] = known
-            if known[0] == "passed":
-                services.screen.line(bar.finished("the plain loop: neither governor, pager nor ring"))
-                return None
-        status, reason = known
-        if status == "capacity":
-            # The plain loop does not fit this machine: the baseline is what others are compared with.
-            return None if self.job.arm.name == "baseline" else ("refused", f"no reference: {reason}")
-        return {"killed": "killed", "refused": "refused"}.get(status, "crashed"), f"the reference run: {reason}"  # type: ignore[return-value]
-
-    def _keep_reference(self, identity: Identity, run: ProcessRun) -> tuple[str, str]:
-        result = run.result
-        if result.interrupted:
-            return "killed", "interrupted"
-        if result.error is not None and result.crash is None:
-            kind = str(result.error.get("kind"))
-            return "capacity" if kind == "capacity" else "refused", str(result.error.get("message"))
-        if result.crash is not None or result.record is None:
-            return "crashed", result.crash or "no result"
-        try:
-            self._services.references.save(identity, Reference.from_record(identity, result.record))
-        except ValueError as error:
-            return "crashed", str(error)
-        except OSError as error:
-            raise UserError(f"the store {self._services.store} cannot be written: {error.strerror}") from error
-        return "passed", ""
-
-    def _keep_reference_of_baseline(self, at: int, run: ProcessRun) -> None:
-        """Where the plain loop does not fit, a baseline whose gates all pass becomes the reference."""
-        services, identity = self._services, self._tokens[at]
-        if services.no_reference.get(identity.hash, ("",))[0] != "capacity" or services.references.find(identity):
-            return
-        if not failed(judge(self._evidence(at, run))):
-            reference = Reference.from_record(identity, run.record, "baseline")
-            services.references.save(identity, reference)
 
     def _part(self, at: int) -> Part:
         config, runs = self.job.configs[at], tuple(self._done[at])
@@ -271,7 +222,7 @@ class JobRun:
             plan=run.plan,
             policy=run.policy,
             reference=reference,
-            is_reference=self.job.arm.name == "baseline" and of_baseline,
+            is_reference=self.job.arm.name == BASELINE and of_baseline,
             resident_peak=run.resident_peak,
             resident_source=run.samples.source,
             contention=run.contention,

@@ -13,6 +13,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,9 +53,16 @@ class DeviceLock:
         self.path = folder / f"{device}.lock"
         self._fd: int | None = None
 
-    def acquire(self, wait_s: float = 0.0, stop: Stop | None = None) -> None:
-        """Take the lock, waiting up to ``wait_s`` seconds; a ``stop`` ends the wait with Interrupted."""
+    def acquire(
+        self,
+        wait_s: float = 0.0,
+        stop: Stop | None = None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Take the lock, waiting up to ``wait_s`` seconds; a ``stop`` ends the wait with Interrupted. ``say`` is told
+        once who is waited for."""
         deadline = time.monotonic() + wait_s
+        told = False
         fd = self._open()
         try:
             while not _try_lock(fd):
@@ -63,6 +71,9 @@ class DeviceLock:
                     raise Interrupted("interrupted while waiting for the device")
                 if left <= 0:
                     raise Contended(self._busy(fd), "wait for it with contention.wait=10m")
+                if not told:
+                    say(f"waiting for the device: {self._busy(fd)}")
+                    told = True
                 if stop is not None:
                     stop.wait(min(_POLL_S, left))
                 else:

@@ -54,9 +54,7 @@ class NvmlProbe:
             sm_clock_mhz=self._ask(lambda: int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))),
             memory_clock_mhz=self._ask(lambda: int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM))),
             power_w=None if power is None else power / 1000.0,
-            temperature_c=self._ask(
-                lambda: int(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
-            ),
+            temperature_c=self._ask(lambda: int(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))),
             clock_event_reasons=self._ask(lambda: int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))),
             processes=self._ask(lambda: len(nvml.nvmlDeviceGetComputeRunningProcesses(handle))),
         )

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from arms.spec import ArmSpec
 from engine.config import EngineConfig
-from runner.child import ChildResult
+from runner.child_result import ChildResult
 from runner.contention import ContentionRecord
 from runner.gates import Verdict
 from runner.references import Reference, StoredRun
@@ -100,7 +100,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One job, done or not. ``stored`` is set instead of runs when a baseline of an earlier session stands in."""
+    """One job, done or not. ``stored`` is set instead of runs when a baseline of an earlier session stands in;
+    ``leads`` says that its first child was the first of the command."""
 
     label: str
     arm: ArmSpec
@@ -114,6 +115,7 @@ class Outcome:
     unused: Mapping[str, str] = field(default_factory=dict)
     same_as: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    leads: bool = False
 
     @property
     def part(self) -> Part:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from engine.config import EngineConfig
-from runner.child import WORKER, Child, ChildLimits
+from runner.child import WORKER, Child
+from runner.child_result import ChildLimits
 from runner.contention import Check, look, record
 from runner.lock import DeviceLock
 from runner.nvml import NvmlProbe

@@ -90,10 +90,11 @@ class Bar:
         self._draw(force=kind != "progress")
 
     def finished(self, note: str) -> str:
-        """The line that stays."""
+        """The line that stays of a child that ended well."""
+        # Progress is told now and then, so the last word on a step may be missing; the child has ended well.
+        self._step, self._generation = self._steps, self._generations
         done = f"{self._counts()}   " if self._steps else ""
-        full = self._steps > 0 and self._step >= self._steps
-        bar = f"{_drawn(1.0 if full else self._share())} " if self._live is not None else ""
+        bar = f"{_drawn(1.0)} " if self._live is not None else ""
         return f"{self._label}  {bar}{done}{note}"
 
     def _draw(self, force: bool) -> None:

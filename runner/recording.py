@@ -209,7 +209,7 @@ def _runner_points(outcome: Outcome, now: float) -> Iterator[Point]:
         if loaded and isinstance(loaded.get("load_s"), int | float):
             yield Point("load_s", float(loaded["load_s"]), now, number)
         first, begun = run.result.event("first_token"), process_started_at(os.getpid())
-        if number == 0 and first and begun is not None:
+        if outcome.leads and number == 0 and first and begun is not None:
             yield Point("command_to_first_token_s", float(first["t"]) - begun, now, 0)
 
 

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.sizes import human_bytes
 from runner.figures import Figures, outcome_figures, part_figures
 from runner.lending import lending_lines
 from runner.outcome import Outcome, Part
 from runner.table import Table
+from runner.tracking import open_hint
 from runner.units import DASH, fewer, mib, milliseconds, number, percent, rate, seconds, times
 
 _MARKS = {"pass": "✓", "fail": "✗", "not_applicable": "–", "reference": "·"}
@@ -223,7 +225,7 @@ def where_lines(outcome: Outcome, report: Path | None, uri: str, problem: str | 
     if problem:
         lines.append(f"       {problem}; the results are kept in {outcome.folder}")
     else:
-        lines.append(f"       open the store with: mlflow server --backend-store-uri {uri}")
+        lines.append(f"       {open_hint(uri)}")
     return lines
 
 
@@ -246,7 +248,7 @@ def _word(verdict: str, word: str) -> str:
 
 
 def _limit_note(mine: Figures, theirs: Figures | None) -> str:
-    limit = "limit lifted" if mine.limit is None else f"limit {mib(mine.limit)}"
+    limit = "limit lifted" if mine.limit is None else f"limit {human_bytes(mine.limit)}"
     for name, found in (("baseline", theirs), ("it", mine)):
         if found is not None and found.withheld_kv:
             return f"{limit} ({name} withholds {mib(found.withheld_kv)} for KV)"

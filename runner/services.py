@@ -18,14 +18,17 @@ from runner.progress import Screen
 from runner.references import BaselineStore, ReferenceStore
 from runner.settings import PROJECT
 from runner.signals import Stop
-from runner.tracking import Tracker
+from runner.tracking import Tracker, database_path, embedded_uri
+
+_SCHEMES = ("sqlite:///", "postgresql", "mysql", "mssql", "http://", "https://", "databricks")
 
 
 @dataclass
 class Services:
     """``store`` is the folder of local results, references and the embedded database. ``no_reference`` holds why a
     reference could not be made, by identity, so that it is tried once a command. ``sweep_name`` and ``sweep_id``
-    are the run that stands above those of a sweep; None outside one, and the id until it is created."""
+    are the run that stands above those of a sweep; None outside one, and the id until it is created.
+    ``children`` counts child processes started so far."""
 
     launcher: Launcher
     tracker: Tracker
@@ -34,6 +37,7 @@ class Services:
     no_reference: dict[str, tuple[str, str]] = field(default_factory=dict)
     sweep_name: str | None = None
     sweep_id: str | None = None
+    children: int = 0
 
     @property
     def stop(self) -> Stop:
@@ -66,13 +70,16 @@ def check_writable(store: Path, uri: str | None) -> None:
     Raises
     ------
     UserError
-        The store's folder, or the database in it (or at a sqlite ``uri``), cannot be written.
+        The store's folder, or the database in it (or at a sqlite ``uri``), cannot be written, or ``uri`` is of a kind
+        that MLflow refuses (a folder).
     """
     places = [store, store / "results"]
-    files = [store / "mlflow.db"]
-    if uri is not None:
-        files = [Path(uri.removeprefix("sqlite:///"))] if uri.startswith("sqlite:///") else []
-        places += [file.parent for file in files]
+    if uri is not None and not uri.startswith(_SCHEMES):
+        line = f"tracking.uri={uri}: this is no store that MLflow still writes to"
+        raise UserError(line, "write a database or a server, such as sqlite:////folder/mlflow.db or http://host:5000")
+    database = database_path(uri if uri is not None else embedded_uri(store))
+    files = [database] if database is not None else []
+    places += [file.parent for file in files]
     for place in places:
         try:
             place.mkdir(parents=True, exist_ok=True)

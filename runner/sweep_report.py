@@ -9,6 +9,7 @@ from runner.figures import Figures, outcome_figures, part_figures
 from runner.outcome import Outcome
 from runner.report import Report, told_overrides
 from runner.table import Table
+from runner.tracking import open_hint
 from runner.units import DASH, fewer, mib, milliseconds, number, percent, rate
 
 _ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
@@ -53,7 +54,7 @@ def sweep_where_lines(store: Path, folder: Path | None, uri: str, problem: str |
     lines = [f"run    report {folder / 'report.md'}" if folder else "run    the report could not be written"]
     if problem:
         return [*lines, f"       {problem}; the results are kept in {store / 'results'}"]
-    return [*lines, f"       open the store with: mlflow server --backend-store-uri {uri}"]
+    return [*lines, f"       {open_hint(uri)}"]
 
 
 def _figures(outcome: Outcome) -> Figures | None:

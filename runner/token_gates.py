@@ -31,16 +31,12 @@ class Difference:
         return asdict(self)
 
 
-def token_difference(
-    generations: Sequence[Mapping[str, Any]], expected: Sequence[Sequence[int]]
-) -> Difference | None:
+def token_difference(generations: Sequence[Mapping[str, Any]], expected: Sequence[Sequence[int]]) -> Difference | None:
     """The first token that is not as expected, or None."""
     return _first(generations, "tokens", expected)
 
 
-def digest_difference(
-    generations: Sequence[Mapping[str, Any]], expected: Sequence[Sequence[str]]
-) -> Difference | None:
+def digest_difference(generations: Sequence[Mapping[str, Any]], expected: Sequence[Sequence[str]]) -> Difference | None:
     """The first step whose logits are not as expected, or None."""
     return _first(generations, "digests", expected)
 

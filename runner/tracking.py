@@ -28,9 +28,10 @@ from runner.signals import Stop
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 
 # The time a person is willing to wait for a store that does not answer.
-PATIENCE_S = 60.0
+PATIENCE_S = 30.0
 _POLL_S = 0.1
 _BATCH = 1000
+_SQLITE = "sqlite:///"
 _OWNER_TAGS = ("ebb.host", "ebb.boot", "ebb.pid", "ebb.pid_start")
 
 
@@ -56,7 +57,19 @@ class RunContent:
 
 def embedded_uri(store: Path) -> str:
     """The URI of the store inside ``store``: absolute, so that the working directory has no say."""
-    return f"sqlite:///{store.absolute() / 'mlflow.db'}"
+    return f"{_SQLITE}{store.absolute() / 'mlflow.db'}"
+
+
+def database_path(uri: str) -> Path | None:
+    """The file of a sqlite URI, absolute; None for any other store."""
+    return Path(uri.removeprefix(_SQLITE)).absolute() if uri.startswith(_SQLITE) else None
+
+
+def open_hint(uri: str) -> str:
+    """How a person opens the store at ``uri``."""
+    if uri.startswith(("http://", "https://")):
+        return f"open the store at {uri}"
+    return f"open the store with: mlflow server --backend-store-uri {uri}"
 
 
 class Tracker:
@@ -64,8 +77,7 @@ class Tracker:
 
     def __init__(self, store: Path, uri: str | None, experiment: str, patience_s: float = PATIENCE_S) -> None:
         self._store = store
-        self.uri = uri or embedded_uri(store)
-        self._embedded = uri is None
+        self.uri = _absolute(uri) if uri is not None else embedded_uri(store)
         self._experiment = experiment
         self._patience = patience_s
         self._tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
@@ -147,6 +159,9 @@ class Tracker:
         # Set before the import: MLflow reads them then. A measurement tool does not call home.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_CONFIGURE_LOGGING", "false")
+        # A server that is not there is found out in seconds, not in the minutes of MLflow's own defaults.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         warnings.filterwarnings("ignore", module=r"(mlflow|alembic|sqlalchemy|pydantic)(\..*)?")
         for name in ("mlflow", "alembic", "sqlalchemy", "git"):
             logging.getLogger(name).setLevel(logging.ERROR)
@@ -154,14 +169,14 @@ class Tracker:
         from mlflow.tracking import MlflowClient
 
         logging.getLogger("mlflow").setLevel(logging.ERROR)
-        if self._embedded:
-            self._store.mkdir(parents=True, exist_ok=True)
         with _file_lock(self._store / ".mlflow.lock", self._patience):
             # Creating or migrating the database from two processes at once breaks it.
             self._client = MlflowClient(tracking_uri=self.uri)
             found = self._client.get_experiment_by_name(self._experiment)
             if found is None:
-                place = (self._store.absolute() / "artifacts").as_uri() if self._embedded else None
+                database = database_path(self.uri)
+                # Left to itself MLflow puts the artifacts of a local database below the working directory.
+                place = (database.parent / "artifacts").as_uri() if database is not None else None
                 self._experiment_id = self._client.create_experiment(self._experiment, artifact_location=place)
             else:
                 self._experiment_id = found.experiment_id
@@ -207,6 +222,11 @@ class Tracker:
         finally:
             self._client.set_terminated(run_id, status)
         return True
+
+
+def _absolute(uri: str) -> str:
+    database = database_path(uri)
+    return uri if database is None else f"{_SQLITE}{database}"
 
 
 def _tags(tags: Mapping[str, str]) -> list[Any]:

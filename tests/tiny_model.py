@@ -1,4 +1,4 @@
-"""A tiny Llama-layout model written as a real GGUF file, and a numpy forward pass that shares no code with the engine."""
+"""A tiny Llama-layout model as a real GGUF file, and a numpy forward pass that shares no code with the engine."""
 
 from __future__ import annotations
 

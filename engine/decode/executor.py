@@ -1,4 +1,4 @@
-"""Running a step program eagerly: copies, waits and kernel runs in program order, and what the policy says they cost."""
+"""Running a step program eagerly: copies, waits and kernel runs in program order, and what they cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One forward pass: the bindings of every unit, for decode (one token a row) and for prefill (one row, a chunk of tokens).
+"""The bindings of a forward pass: decode (one token a row) and prefill (one row, a chunk of tokens).
 
 Weights are bound once, by address. Inputs, outputs and scratch of a pass live at fixed addresses too; only the KV
 shapes change, with the bucket, and the shapes of a prefill chunk.

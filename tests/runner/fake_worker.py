@@ -261,7 +261,7 @@ def main(flags: frozenset[str]) -> int:
                 os.kill(os.getpid(), signal.SIGSEGV)
             emit("measure_start")
         for step in range(1, steps + 1):
-            if "slow" in flags:
+            if "slow" in flags and mode == "arm":
                 time.sleep(0.2)
             emit("progress", generation=generation, generations=total, step=step, steps=steps, phase="decode")
         if generation == 0:

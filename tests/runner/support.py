@@ -9,7 +9,7 @@ from typing import Any
 
 from arms.spec import ArmSpec
 from engine.config import DeviceConfig, EngineConfig, ModelConfig, PolicyConfig, WorkloadConfig
-from runner.child import ChildResult
+from runner.child_result import ChildResult
 from runner.contention import Check, ContentionRecord
 from runner.gates import Evidence, judge
 from runner.identity import Identity

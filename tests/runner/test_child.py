@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from runner.child import ChildLimits, ChildResult, run_child
+from runner.child import run_child
+from runner.child_result import ChildLimits, ChildResult
 from runner.settings import PROJECT
 from runner.signals import Stop
 from tests.runner.support import config, worker

@@ -1,4 +1,4 @@
-"""The step program against a plain simulation: no fill lands in a slot that is still needed, every cold unit is filled."""
+"""The step program against a simulation: no fill lands in a slot still needed, and every cold unit is filled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host device: what is created is resident, what is released is not, and one granule can stand at many addresses."""
+"""The host device: what is created is resident, what is released is not, one granule can stand at many addresses."""
 
 from __future__ import annotations
 

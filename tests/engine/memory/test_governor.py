@@ -1,4 +1,4 @@
-"""Invariants 2 to 4 over random growth, reclaim and failure: allowances add up, failures change nothing, KV gets there."""
+"""Random growth, reclaim and failure: allowances add up, failures change nothing, KV reaches its declared context."""
 
 from __future__ import annotations
 
