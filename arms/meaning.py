@@ -46,7 +46,7 @@ def engine_config(arm: ArmSpec, settings: EngineSettings, model_path: str, rows:
             headroom_bytes=0 if "headroom" in unused else settings.headroom,
             budget_bytes=None if "budget" in unused else settings.policy.budget,
             residency=_residency(arm, settings),
-            ring_slots=2 if "policy.ring_slots" in unused else settings.policy.ring_slots,
+            ring_slots=_ring_slots(arm, settings),
             cold=arm.cold,
         ),
         max_context=settings.max_context,
@@ -60,6 +60,11 @@ def _residency(arm: ArmSpec, settings: EngineSettings) -> Residency:
     if not arm.managed:
         return "stable_resident"  # filled once, first fit, never evicted
     return "hotset" if arm.lift_limit else settings.policy.name
+
+
+def _ring_slots(arm: ArmSpec, settings: EngineSettings) -> int:
+    has_ring = _residency(arm, settings) == "hotset" and not arm.lift_limit
+    return settings.policy.ring_slots if has_ring else PolicyConfig.ring_slots
 
 
 def unused_settings(arm: ArmSpec) -> dict[str, str]:

@@ -141,11 +141,12 @@ class _Session:
         config = job.configs[0]
         count = f"{len(self._plan.jobs)} jobs · " if self._plan.sweep else ""
         limit = config.device.limit_bytes
-        prompts = len(config.workload.prompts)
+        rows = [len(each.workload.prompts) for each in job.configs]
+        prompts = ", ".join(str(count) for count in rows)
         self._screen.line(
             f"ebb  {count}{job.settings.model.name} · {config.device.kind} device, "
             + ("limit lifted" if limit is None else f"limit {format_bytes(limit)}")
-            + f" · {prompts} prompt{'s' if prompts != 1 else ''} · {config.workload.tokens} tokens"
+            + f" · {prompts} prompt{'s' if rows != [1] else ''} · {config.workload.tokens} tokens"
             + f" · {config.warmup + config.measured} generations"
         )
         missing = [] if all(run.has_references() for run in self._runs) else ["its reference"]

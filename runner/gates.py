@@ -169,11 +169,13 @@ def _policy(evidence: Evidence) -> Verdict:
         "managed": policy.managed,
         "commits_on_demand": policy.commits_on_demand,
         "lending": policy.lending,
-        "residency": policy.residency,
         "cold": policy.cold,
         "capture": False,
         "execution_provider": _EXECUTION_PROVIDER[evidence.config.device.kind],
     }
+    if policy.managed and evidence.config.device.limit_bytes is not None:
+        # Elsewhere there is nothing to choose: all weights are resident, or nobody manages them.
+        asked["residency"] = policy.residency
     if policy.budget_bytes is not None:
         asked |= {"budget_bytes": policy.budget_bytes, "bound_by": "override"}
     for name, value in asked.items():
@@ -224,7 +226,10 @@ def _logits(evidence: Evidence) -> Verdict:
 
 
 def _streaming(evidence: Evidence) -> Verdict:
-    budget, weights = evidence.policy["budget_bytes"], evidence.record["accounting"]["weight_bytes"]
+    weights = evidence.record["accounting"]["weight_bytes"]
+    # The budget in force shrinks when growth calls memory back: the smallest one of the window counts.
+    windows = [w["budget_bytes"] for w in evidence.record.get("windows", ())]
+    budget = min([evidence.policy["budget_bytes"], *windows])
     counters = evidence.record["counters"]
     moved = counters["htod_bytes"] + counters["in_place_bytes"]
     if budget >= weights:

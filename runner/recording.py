@@ -143,6 +143,8 @@ def tags(outcome: Outcome) -> dict[str, str]:
     found: dict[str, str] = {"ebb.status": outcome.status, "ebb.companion": str(outcome.companion).lower()}
     if outcome.reason:
         found["ebb.reason"] = outcome.reason
+    if outcome.notes:
+        found["ebb.notes"] = "; ".join(outcome.notes)
     if outcome.arm.emulated:
         found["ebb.emulated"] = outcome.arm.emulated
     if outcome.folder is not None:

@@ -220,5 +220,6 @@ sys.exit(execute(plan_of(Path({str(place)!r}), "-m", "arm=baseline,elastic"), wo
     assert process.returncode == 130
     assert "killed    baseline: interrupted" in said and "not run   elastic-0" in said
     assert set(status_by_name(place).values()) == {"KILLED"}
-    still = subprocess.run(["pgrep", "-f", f"fake_worker.py.*{place}"], capture_output=True, check=False)
-    assert still.returncode == 1
+    (result,) = (place / "store" / "results").glob("*-baseline-*/result.json")
+    pid = json.loads(result.read_text())["parts"][0]["runs"][0]["pid"]
+    assert not Path(f"/proc/{pid}").exists()

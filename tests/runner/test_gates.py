@@ -179,3 +179,16 @@ def test_repeats_must_agree_on_every_counter() -> None:
     assert repeats_verdict([{"a": 1}, {"a": 1}]).verdict == "pass"
     found = repeats_verdict([{"a": 1, "b": 2}, {"a": 1, "b": 3}])
     assert found.verdict == "fail" and found.why == "run 2 of 2: b is 3, run 1 had 2"
+
+
+def test_residency_is_asked_only_of_arms_that_manage_it() -> None:
+    for arm in (WDDM, RESIDENT):
+        seen = evidence(arm)
+        seen = replace(seen, policy={**seen.policy, "residency": "stable_resident"})
+        assert verdict("policy", seen).verdict == "pass"
+
+
+def test_a_budget_that_shrinks_below_the_weights_must_stream_too() -> None:
+    seen = evidence(RESIDENT)
+    windows = [{"capacity_tokens": 512, "budget_bytes": 1, "steps": 1, "htod_bytes_per_token": 0.0}]
+    assert verdict("streaming", replace(seen, record={**seen.record, "windows": windows})).verdict == "fail"
