@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from runner.compose import compose
-from runner.execute import execute
-from runner.plan import make_plan
+from runner.cli.compose import compose
+from runner.execution.execute import execute
+from runner.plan.jobs import make_plan
 
 PROJECT = Path(__file__).parents[1]
 PINNED = json.loads((PROJECT / "tests" / "data" / "golden.json").read_text())["default_workload"]

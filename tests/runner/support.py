@@ -9,13 +9,13 @@ from typing import Any
 
 from arms.spec import ArmSpec
 from engine.config import DeviceConfig, EngineConfig, ModelConfig, PolicyConfig, WorkloadConfig
-from runner.child_result import ChildResult
-from runner.contention import Check, ContentionRecord
-from runner.gates import Evidence, judge
-from runner.identity import Identity
-from runner.outcome import Outcome, Part, ProcessRun
-from runner.references import Reference
-from runner.sampler import Sample, Samples
+from runner.child.result import ChildResult
+from runner.execution.outcome import Outcome, Part, ProcessRun
+from runner.judge.gates import Evidence, judge
+from runner.judge.identity import Identity
+from runner.judge.references import Reference
+from runner.watch.contention import Check, ContentionRecord
+from runner.watch.sampler import Sample, Samples
 from tests.runner import fake_worker as fake
 
 WORKER = Path(__file__).with_name("fake_worker.py")

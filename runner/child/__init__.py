@@ -1,0 +1,1 @@
+"""One engine process: spawned, listened to, ended."""

@@ -1,0 +1,1 @@
+"""From the command line to composed configurations, and every refusal in one line."""

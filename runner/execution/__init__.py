@@ -1,0 +1,1 @@
+"""The order of jobs and process runs, and what came of each."""

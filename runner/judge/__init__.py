@@ -1,0 +1,1 @@
+"""References, identities and gates: whether a result may be offered."""

@@ -1,0 +1,1 @@
+"""Settings, validated, and the jobs they come to, before anything runs."""

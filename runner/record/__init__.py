@@ -1,0 +1,1 @@
+"""What is kept: files first, then the tracking store."""

@@ -1,0 +1,1 @@
+"""What is seen from outside while a child runs: the lock, contention, samples."""
