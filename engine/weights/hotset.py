@@ -85,15 +85,11 @@ class Hotset:
 
     def load(self, allowance: int) -> None:
         placement = place(self._sizes, allowance // self._granule, self._ring_slots)
-        granules = self._pool.take(placement.granules)
-        self._ledger.commit(WEIGHTS, len(granules) * self._granule)
         for slot in self._ring:
             # Numbered from the end, so that a slot's granules ascend with the addresses they stand behind.
-            slot.extend(reversed(granules[: placement.slot if placement.slots else 0]))
-            del granules[: len(slot)]
+            slot.extend(reversed(self._take(placement.slot)))
         for unit, size, cold in zip(self._units, self._sizes, placement.cold, strict=True):
-            self._own(unit, 0, granules[: size - cold])
-            del granules[: size - cold]
+            self._own(unit, 0, self._take(size - cold))
             self._alias(unit, 0, cold)
         self._adopt(placement)
 
@@ -102,7 +98,7 @@ class Hotset:
         after = place(self._sizes, allowance // self._granule, self._ring_slots)
         with ExitStack() as undo:
             freed = self._take_from_units(before, after, undo)
-            longer_by = (after.slot if after.slots else 0) - (before.slot if before.slots else 0)
+            longer_by = after.slot - before.slot
             ring_granules = self._choose_ring_granules(freed, longer_by)
             for slot, block in zip(self._ring, ring_granules, strict=True):
                 slot.extend(block)
@@ -130,12 +126,11 @@ class Hotset:
             self._hide(unit, after.cold[unit.index], before.cold[unit.index])
         spare: list[Granule] = []
         for slot in self._ring:
-            keep = after.slot if after.slots else 0
+            keep = after.slot
             spare.extend(slot[keep:])
             del slot[keep:]
         needed = sum(before.cold) - sum(after.cold)
-        fresh = self._pool.take(needed - len(spare)) if needed > len(spare) else []
-        self._ledger.commit(WEIGHTS, len(fresh) * self._granule)
+        fresh = self._take(needed - len(spare)) if needed > len(spare) else []
         granules = sorted(spare + fresh)
         for unit in self._units:
             gained = before.cold[unit.index] - after.cold[unit.index]
@@ -175,6 +170,11 @@ class Hotset:
             return [block[:count][::-1] for block in whole]
         pooled = sorted(granule for block in freed.values() for granule in block)
         return [pooled[i * count : (i + 1) * count][::-1] for i in range(self._ring_slots)]
+
+    def _take(self, count: int) -> list[Granule]:
+        granules = self._pool.take(count)
+        self._ledger.commit(WEIGHTS, count * self._granule)
+        return granules
 
     def _own(self, unit: Unit, start: int, granules: list[Granule]) -> None:
         """Put a unit's own granules behind it from granule ``start`` and fill them from the store."""
