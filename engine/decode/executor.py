@@ -46,7 +46,7 @@ class Executor:
                 if op.after is not None:
                     device.wait(self._ran[op.after], Stream.COPY)
                 if not self._faults.skip_copy:
-                    for fill in residency.fills(unit):
+                    for fill in residency.prepare(unit):
                         device.copy_in(fill.address, fill.source, fill.nbytes)
                 device.record(self._filled[op.unit], Stream.COPY)
             elif op.action is Action.WAIT:
@@ -61,6 +61,6 @@ class Executor:
     def _program(self, with_head: bool) -> tuple[Op, ...]:
         if with_head not in self._programs:
             units = [unit.index for unit in self._units if with_head or unit.kind == "layer"]
-            cold = [bool(self._residency.fills(unit)) for unit in self._units]
+            cold = [self._residency.may_fill(unit) for unit in self._units]
             self._programs[with_head] = step_program(units, self._slot_of, cold, self._residency.slots)
         return self._programs[with_head]

@@ -72,6 +72,12 @@ class Hotset:
     def slot(self, unit: Unit) -> int:
         return unit.index % self._ring_slots
 
+    def may_fill(self, unit: Unit) -> bool:
+        return bool(self.fills(unit))
+
+    def prepare(self, unit: Unit) -> tuple[Fill, ...]:
+        return self.fills(unit)
+
     def fills(self, unit: Unit) -> tuple[Fill, ...]:
         return self._fills[unit.index]
 

@@ -88,6 +88,12 @@ class Paged:
     def slot(self, unit: Unit) -> int:
         return 0
 
+    def may_fill(self, unit: Unit) -> bool:
+        return bool(self.fills(unit))
+
+    def prepare(self, unit: Unit) -> tuple[Fill, ...]:
+        return self.fills(unit)
+
     def fills(self, unit: Unit) -> tuple[Fill, ...]:
         if self.cold == "in_place":
             return ()

@@ -43,14 +43,24 @@ class Residency(Protocol):
     def load(self, allowance: int) -> None:
         """Create, map and fill what is resident under ``allowance``."""
 
+    def may_fill(self, unit: Unit) -> bool:
+        """Whether runs of ``unit`` may need copies; fixed until the allowance changes."""
+
+    def prepare(self, unit: Unit) -> tuple[Fill, ...]:
+        """Make room for what ``unit`` lacks, and return the copies to make before its next run.
+
+        Called once before each run of a unit that may fill, when the slot's previous user has run. A static
+        placement has nothing to make room for: it returns :meth:`fills`.
+        """
+
     def fills(self, unit: Unit) -> tuple[Fill, ...]:
-        """Copies to make before each run of ``unit``."""
+        """The copies of the last :meth:`prepare`; for a static placement those of every run."""
 
     def slot(self, unit: Unit) -> int:
         """The staging slot that ``unit`` fills; a slot may be filled again once its last user has run."""
 
     def traffic(self, unit: Unit) -> Traffic:
-        """What a run of ``unit`` costs as things stand."""
+        """What the run just prepared costs."""
 
     def reclaim(self, allowance: int) -> Undo:
         """Shrink to ``allowance``; the granules freed go to the pool. Return what undoes it."""
