@@ -30,7 +30,7 @@ class DeviceConfig:
     the process may run on.
     """
 
-    kind: Literal["host"] = "host"
+    kind: Literal["host", "ledger"] = "host"
     limit_bytes: int | None = 1 << 30
     granule_bytes: int = 64 * 1024
     threads: int | None = None

@@ -2,7 +2,7 @@
 
 >>> with Engine(config) as engine:                          # doctest: +SKIP
 ...     for generation in engine.run():
-...         print(engine.tokenizer.decode(generation.tokens[0]))
+...         print(engine.machine.text(generation.tokens[0]))
 """
 
 from __future__ import annotations
@@ -10,34 +10,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from engine.config import EngineConfig
 from engine.decode.executor import Executor
-from engine.decode.forward import Buffers, Forward
-from engine.decode.kernels import Kernels, available_threads
 from engine.decode.loop import DecodeLoop, Generation
-from engine.device.host import HostDevice
-from engine.device.protocol import Device
 from engine.faults import Faults
 from engine.kv.arena import KvArena
+from engine.machine.open import open_machine
 from engine.memory.governor import Governor, Reclaimable
 from engine.memory.ledger import KV, WEIGHTS, WORKSPACE, Ledger
 from engine.memory.pool import GranulePool
-from engine.model.gguf_file import open_gguf
-from engine.model.spec import read_spec
-from engine.model.tokenizer import read_tokenizer
-from engine.plan import MemoryPlan, WeightNeeds, check_lengths, pass_shape, plan_memory
+from engine.plan import MemoryPlan, Needs, check_lengths, plan_memory
 from engine.weights.hotset import Hotset
-from engine.weights.layout import build_units
 from engine.weights.paged import Paged
 from engine.weights.residency import Residency
-from engine.weights.store import ITEMSIZE, WeightStore
 
 OnPlan = Callable[["Engine"], None]
-# A managed run needs as much physical memory as its limit; what is over is room for granule rounding.
-_CAPACITY_SLACK = 64 << 20
 
 
 class Engine:
@@ -68,18 +57,12 @@ class Engine:
         self.faults = faults or Faults()
         self._exit = ExitStack()
         started = time.perf_counter()
-        self.file = open_gguf(Path(config.model.path))
-        self.spec = read_spec(self.file)
-        self.tokenizer = read_tokenizer(self.file)
-        self.prompts = [self._encode(prompt) for prompt in config.workload.prompts]
-        check_lengths(config, [len(prompt) for prompt in self.prompts])
-        self.units = build_units(self.spec, ITEMSIZE)
-        threads = config.device.threads or available_threads()
-        self.threads = threads
+        self.machine = open_machine(config)
+        self.device, self.store, self.units = self.machine.device, self.machine.store, self.machine.units
+        self.spec, self.prompts = self.machine.spec, self.machine.prompts
         with self._exit:
-            self.store = WeightStore(self.units, self.spec)
-            self.device = self._open_device()
             self._exit.callback(self.device.close)
+            check_lengths(config, [len(prompt) for prompt in self.prompts])
             self.pool = GranulePool(self.device)
             self.ledger = Ledger(0)
             self.residency = self._open_residency()
@@ -87,8 +70,8 @@ class Engine:
             self.governor = self._open_governor()
             if on_plan is not None:
                 on_plan(self)
-            self.store.load(self.file, threads)
-            self._load(threads)
+            self.machine.load()
+            self._load()
             self.load_s = time.perf_counter() - started
             self._exit = self._exit.pop_all()
 
@@ -122,10 +105,10 @@ class Engine:
         shown, tokens = "", list[int]()
         for picked in self.loop.steps(self.prompts):
             token = picked[row]
-            if token is None or (token in self.tokenizer.eos_ids and not self.config.workload.ignore_eos):
+            if token is None or (token in self.machine.end_ids and not self.config.workload.ignore_eos):
                 continue
             tokens.append(token)
-            text = self.tokenizer.decode(tokens)
+            text = self.machine.text(tokens)
             # A character may take several tokens; what is cut off ends in the replacement character.
             if not text.endswith("\ufffd"):
                 yield text[len(shown) :]
@@ -145,24 +128,12 @@ class Engine:
             "capture": False,
             "budget_bytes": plan.budget.bytes,
             "bound_by": plan.budget.bound_by,
-            "execution_provider": self.kernels.provider,
+            "execution_provider": self.compute.provider,
             "decline_reasons": list(plan.budget.reasons),
         }
 
     def _reads_in_place(self) -> bool:
         return isinstance(self.residency, Paged) and self.residency.cold == "in_place"
-
-    def _encode(self, prompt: str) -> list[int]:
-        text = self.tokenizer.chat(prompt) if self.config.workload.template == "model" else prompt
-        return self.tokenizer.encode(text)
-
-    def _open_device(self) -> Device:
-        limit = self.config.device.limit_bytes
-        if limit is None:
-            rows = len(self.prompts)
-            kv = self.spec.kv_bytes_per_token(ITEMSIZE) * rows * self.config.max_context
-            limit = self.store.weight_bytes + kv
-        return HostDevice(self.config.device.granule_bytes, limit + _CAPACITY_SLACK)
 
     def _open_residency(self) -> Residency:
         policy = self.config.policy
@@ -175,11 +146,8 @@ class Engine:
         return residency
 
     def _make_plan(self) -> MemoryPlan:
-        needs = WeightNeeds(
-            self.store.weight_bytes,
-            self.residency.least_bytes,
-            self.residency.full_bytes,
-        )
+        residency, machine = self.residency, self.machine
+        needs = Needs(residency.least_bytes, residency.full_bytes, machine.itemsize, machine.workspace())
         return plan_memory(self.spec, self.config, needs)
 
     def _open_governor(self) -> Governor:
@@ -195,26 +163,16 @@ class Engine:
         )
         return governor
 
-    def _load(self, threads: int) -> None:
+    def _load(self) -> None:
         plan = self.plan
         self.kv = KvArena(self.device, self.governor, self.pool, plan.kv_layout)
         self._exit.callback(self.kv.close)
         self.kv.open(plan.kv_open)
         base = self._open_workspace(plan.workspace_buffers)
         self.residency.load(plan.weights)
-        self.kernels = Kernels(self.spec, threads)
-        buffers = Buffers(self.spec, pass_shape(self.config), base)
-        forward = Forward(
-            self.kernels,
-            self.spec,
-            self.units,
-            self.residency.address,
-            buffers,
-            pass_shape(self.config),
-            self.kv,
-        )
+        self.compute = self.machine.compute(self.residency.address, self.kv, base)
         executor = Executor(self.device, self.residency, self.units, self.faults)
-        self.loop = DecodeLoop(self, forward, executor)
+        self.loop = DecodeLoop(self, self.compute, executor)
         self.ledger.reconcile(self.device.counters.live_granules * self.device.granularity)
 
     def _open_workspace(self, nbytes: int) -> int:

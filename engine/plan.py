@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.config import EngineConfig
-from engine.decode.forward import Buffers, PassShape
 from engine.errors import CapacityUnavailable, InvalidRequest
 from engine.kv.arena import KvLayout
+from engine.machine.protocol import Workspace
 from engine.memory.budget import (
     Budget,
     Conditions,
@@ -19,10 +19,6 @@ from engine.memory.budget import (
     derive_budget,
 )
 from engine.model.spec import ModelSpec
-from engine.weights.store import ITEMSIZE
-
-SCRATCH_FIXED = 2 << 20
-"""Kernel scratch that does not depend on shapes: attention tiles, packing panels, allocator rounding."""
 
 
 @dataclass(frozen=True)
@@ -54,33 +50,26 @@ class MemoryPlan:
 
 
 @dataclass(frozen=True)
-class WeightNeeds:
-    """What the chosen way of holding weights needs: the least allowance that works, and the one that holds all."""
+class Needs:
+    """What the machine and the chosen way of holding weights need, in bytes.
 
-    weight_bytes: int
+    ``least`` is the smallest weight allowance that works and ``full`` the one that holds everything. ``itemsize`` is
+    that of KV, ``workspace`` what a pass takes.
+    """
+
     least: int
     full: int
+    itemsize: int
+    workspace: Workspace
 
 
-def pass_shape(config: EngineConfig) -> PassShape:
-    """The shape of a pass under ``config``."""
-    return PassShape(len(config.workload.prompts), config.prefill_chunk, config.max_context)
-
-
-def kv_layout(spec: ModelSpec, config: EngineConfig) -> KvLayout:
+def kv_layout(spec: ModelSpec, config: EngineConfig, itemsize: int) -> KvLayout:
     """The KV cache of the batch under ``config``."""
     rows = len(config.workload.prompts)
-    return KvLayout(spec.layers, rows, spec.kv_heads, spec.head_dim, ITEMSIZE, config.max_context)
+    return KvLayout(spec.layers, rows, spec.kv_heads, spec.head_dim, itemsize, config.max_context)
 
 
-def scratch_bytes(spec: ModelSpec, shape: PassShape) -> int:
-    """Kernel scratch of a pass: every intermediate of one layer at the largest pass, and the fixed part."""
-    tokens = max(shape.rows, shape.chunk)
-    widths = 6 * spec.hidden + (spec.heads + 2 * spec.kv_heads) * spec.head_dim + 5 * spec.inner
-    return tokens * widths * ITEMSIZE + SCRATCH_FIXED
-
-
-def plan_memory(spec: ModelSpec, config: EngineConfig, needs: WeightNeeds) -> MemoryPlan:
+def plan_memory(spec: ModelSpec, config: EngineConfig, needs: Needs) -> MemoryPlan:
     """The memory plan of ``config``.
 
     Raises
@@ -92,20 +81,15 @@ def plan_memory(spec: ModelSpec, config: EngineConfig, needs: WeightNeeds) -> Me
     """
     if config.max_context > spec.context:
         raise InvalidRequest(f"max_context={config.max_context:,} is beyond the model's context of {spec.context:,}")
-    granule, policy, shape = (
-        config.device.granule_bytes,
-        config.policy,
-        pass_shape(config),
-    )
-    layout = kv_layout(spec, config)
-    buffers = _up(Buffers.nbytes(spec, shape), granule)
-    scratch = scratch_bytes(spec, shape)
+    granule, policy = config.device.granule_bytes, config.policy
+    layout = kv_layout(spec, config, needs.itemsize)
+    buffers, scratch = _up(needs.workspace.buffers, granule), needs.workspace.scratch
     charge = buffers + scratch
     kv_full = layout.committed_bytes(config.max_context, granule)
     kv_floor = layout.committed_bytes(bucket_tokens(1, config.max_context), granule)
     lifted = config.device.limit_bytes is None
     limit = needs.full + kv_full + charge if config.device.limit_bytes is None else config.device.limit_bytes
-    kv_shape = KvShape(spec.kv_bytes_per_token(ITEMSIZE), layout.rows, config.max_context)
+    kv_shape = KvShape(spec.kv_bytes_per_token(needs.itemsize), layout.rows, config.max_context)
     if lifted:
         budget = Budget(needs.full, needs.full, needs.full, "lifted", 0, ("the limit is lifted",))
     else:
@@ -168,9 +152,9 @@ def check_lengths(config: EngineConfig, prompt_lengths: list[int]) -> None:
             )
 
 
-def _too_small(spec: ModelSpec, config: EngineConfig, needs: WeightNeeds, charge: int, limit: int) -> str:
+def _too_small(spec: ModelSpec, config: EngineConfig, needs: Needs, charge: int, limit: int) -> str:
     """One line for a limit that cannot hold the full KV beside the least weights, with what would fit."""
-    granule, layout = config.device.granule_bytes, kv_layout(spec, config)
+    granule, layout = config.device.granule_bytes, kv_layout(spec, config, needs.itemsize)
     rows = layout.rows
     spare = limit - charge - needs.least
     low, high = 0, config.max_context

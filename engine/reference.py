@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.config import EngineConfig
-from engine.decode.forward import Buffers, Forward
+from engine.decode.forward import Buffers, Forward, PassShape
 from engine.decode.kernels import Kernels, available_threads
-from engine.decode.loop import Generation, OnStep, chunks, digest, pick
+from engine.decode.logits import digest, pick
+from engine.decode.loop import Generation, OnStep, chunks
 from engine.model.gguf_file import open_gguf
 from engine.model.spec import ModelSpec, read_spec
 from engine.model.tokenizer import read_tokenizer
-from engine.plan import check_lengths, pass_shape
+from engine.plan import check_lengths
 from engine.weights.layout import Unit, build_units
 from engine.weights.store import ITEMSIZE, WeightStore
 
@@ -62,7 +63,7 @@ class PlainLoop:
         self.store = WeightStore(self.units, self.spec)
         threads = config.device.threads or available_threads()
         self.store.load(file, threads)
-        shape = pass_shape(config)
+        shape = PassShape(len(self.prompts), config.prefill_chunk, config.max_context)
         self._block = np.empty(Buffers.nbytes(self.spec, shape) + 256, np.uint8)
         buffers = Buffers(self.spec, shape, self._block.ctypes.data)
         self._kv = PlainKv(self.spec, len(self.prompts), config.max_context)

@@ -8,15 +8,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-import xxhash
-from numpy.typing import NDArray
-
 from engine.counters import Window
 from engine.decode.executor import Executor
-from engine.decode.forward import Forward
-from engine.errors import InvalidLogits
 from engine.kv.arena import Growth
+from engine.machine.protocol import Compute
 from engine.memory.ledger import WEIGHTS
 
 if TYPE_CHECKING:
@@ -79,25 +74,6 @@ class GrowthAt:
     growth: Growth
 
 
-def pick(logits: NDArray[np.float32], generation: int, step: int) -> list[int]:
-    """Greedy tokens of one step, lowest id first among equals.
-
-    Raises
-    ------
-    InvalidLogits
-        When a row's logits are not all finite.
-    """
-    finite = np.isfinite(logits).all(axis=1)
-    if not finite.all():
-        raise InvalidLogits(int(np.argmin(finite)), step, generation)
-    return [int(i) for i in logits.argmax(axis=1)]
-
-
-def digest(logits: NDArray[np.float32]) -> list[str]:
-    """A digest of each row's logits."""
-    return [xxhash.xxh3_64_hexdigest(row.data) for row in logits]
-
-
 def chunks(length: int, size: int) -> list[tuple[int, int]]:
     """The prefill chunks of a prompt: (start, tokens)."""
     return [(start, min(size, length - start)) for start in range(0, length, size)]
@@ -106,8 +82,8 @@ def chunks(length: int, size: int) -> list[tuple[int, int]]:
 class DecodeLoop:
     """Generations of one engine. ``window`` sums up the measured ones."""
 
-    def __init__(self, engine: Engine, forward: Forward, executor: Executor) -> None:
-        self._engine, self._forward, self._executor = engine, forward, executor
+    def __init__(self, engine: Engine, compute: Compute, executor: Executor) -> None:
+        self._engine, self._compute, self._executor = engine, compute, executor
         self.window = Window()
         self.growths: list[GrowthAt] = []
         self.buckets: list[BucketTraffic] = []
@@ -149,7 +125,7 @@ class DecodeLoop:
         """Make a generation step by step; yields the number of each step once its tokens are taken."""
         engine, index = self._engine, generation.index
         window = self.window if generation.measured else Window()
-        rebinds = self._forward.rebinds
+        rebinds = self._compute.rebinds
         self._return_kv(window)
         started = time.perf_counter()
         lengths = self._prefill(index, prompts, window, on_step)
@@ -170,7 +146,7 @@ class DecodeLoop:
             yield step
         if on_step is not None:
             on_step(index, max(map(len, generation.tokens)), "decode")
-        window.rebinds += self._forward.rebinds - rebinds
+        window.rebinds += self._compute.rebinds - rebinds
         engine.ledger.reconcile(engine.device.counters.live_granules * engine.device.granularity)
 
     def _prefill(
@@ -188,10 +164,9 @@ class DecodeLoop:
                 if on_step is not None:
                     on_step(index, 0, "prefill")
                 self._grow(index, 0, start + count, lengths, window)
-                embeddings = engine.store.embed(prompt[start : start + count])
-                self._forward.begin_prefill(row, embeddings, start)
+                self._compute.begin_prefill(row, prompt[start : start + count], start)
                 last = start + count == len(prompt) and row == len(prompts) - 1
-                run_unit = partial(self._forward.run_prefill, row=row, count=count, last_row=last)
+                run_unit = partial(self._compute.run_prefill, row=row, count=count, last_row=last)
                 self._executor.run(with_head=last, run_unit=run_unit, tally=window.prefill)
                 lengths[row] += count
         window.device_prefill_htod += device.counters.htod_bytes - before
@@ -200,9 +175,8 @@ class DecodeLoop:
     def _decode(self, generation: Generation, step: int, lengths: list[int], window: Window) -> None:
         engine, device = self._engine, self._engine.device
         before, counted = device.counters.htod_bytes, window.decode.htod_bytes
-        embeddings = engine.store.embed([row[-1] for row in generation.tokens])
-        self._forward.begin_decode(embeddings, lengths)
-        self._executor.run(with_head=True, run_unit=self._forward.run_decode, tally=window.decode)
+        self._compute.begin_decode([row[-1] for row in generation.tokens], lengths)
+        self._executor.run(with_head=True, run_unit=self._compute.run_decode, tally=window.decode)
         window.device_decode_htod += device.counters.htod_bytes - before
         for row in range(len(lengths)):
             if generation.stopped[row] is None:
@@ -220,8 +194,7 @@ class DecodeLoop:
 
     def _take(self, generation: Generation, step: int) -> int:
         """Take one token for each row that goes on; return how many rows did."""
-        logits = self._forward.logits()
-        picked, digests = pick(logits, generation.index, step), digest(logits)
+        picked, digests = self._compute.results(generation.index, step)
         workload, emitted = self._engine.config.workload, 0
         for row, token in enumerate(picked):
             if generation.stopped[row] is not None:
@@ -229,7 +202,7 @@ class DecodeLoop:
             generation.tokens[row].append(token)
             generation.digests[row].append(digests[row])
             emitted += 1
-            if not workload.ignore_eos and token in self._engine.tokenizer.eos_ids:
+            if not workload.ignore_eos and token in self._engine.machine.end_ids:
                 generation.stopped[row] = token
         return emitted
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from engine.device.protocol import Device, Granule
+from engine.machine.protocol import WeightSource
 from engine.memory.governor import Undo
 from engine.memory.ledger import WEIGHTS, Ledger
 from engine.memory.pool import GranulePool
 from engine.weights.layout import Unit
 from engine.weights.placement import Placement, least_granules, place
 from engine.weights.residency import Fill, Traffic
-from engine.weights.store import WeightStore
 
 
 class Hotset:
@@ -28,7 +28,7 @@ class Hotset:
     def __init__(
         self,
         device: Device,
-        store: WeightStore,
+        store: WeightSource,
         ledger: Ledger,
         pool: GranulePool,
         ring_slots: int,

@@ -6,6 +6,7 @@ head is cut into chunks about as large as a layer, so that it can be cold like a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -15,8 +16,6 @@ from engine.model.spec import ModelSpec
 ALIGNMENT = 256
 
 UnitKind = Literal["layer", "head"]
-_Part = tuple[str, str, tuple[int, ...], tuple[int, int] | None]
-"""Role, tensor, shape, rows: a slice before it has a place."""
 
 
 @dataclass(frozen=True)
@@ -82,41 +81,57 @@ class Unit:
         return sum(nbytes for _, nbytes in self.extents(start, stop))
 
 
+@dataclass(frozen=True)
+class Part:
+    """A slice before it has a place in its unit."""
+
+    role: str
+    tensor: str
+    shape: tuple[int, ...]
+    nbytes: int
+    rows: tuple[int, int] | None = None
+
+
+def units_of(layers: Sequence[Sequence[Part]], heads: Sequence[Sequence[Part]]) -> tuple[Unit, ...]:
+    """Units in the order a step reads them: layers, then head chunks."""
+    kinds: list[tuple[UnitKind, Sequence[Part]]] = [("layer", parts) for parts in layers]
+    kinds += [("head", parts) for parts in heads]
+    return tuple(Unit(index, kind, _lay_out(parts)) for index, (kind, parts) in enumerate(kinds))
+
+
 def build_units(spec: ModelSpec, itemsize: int) -> tuple[Unit, ...]:
-    """The units of a model in the order a step reads them: layers, then head chunks.
+    """The units of a model whose tensors are stored plain, ``itemsize`` bytes a number.
 
     The final norm lies in the last layer's unit, since it runs right after that layer.
     """
-    units: list[Unit] = []
-    for layer in range(spec.layers):
-        parts: list[_Part] = [
-            (role, f"blk.{layer}.{role}.weight", shape, None) for role, shape in spec.layer_shapes().items()
+    layers = [
+        [
+            Part(role, f"blk.{layer}.{role}.weight", shape, math.prod(shape) * itemsize)
+            for role, shape in spec.layer_shapes().items()
         ]
-        if layer == spec.layers - 1:
-            parts.append(("output_norm", "output_norm.weight", (spec.hidden,), None))
-        units.append(Unit(layer, "layer", _lay_out(parts, itemsize)))
-    head = "token_embd.weight" if spec.tied else "output.weight"
-    for first, last in _vocabulary_chunks(spec, units[0].nbytes, itemsize):
-        chunk: list[_Part] = [("head", head, (last - first, spec.hidden), (first, last))]
-        units.append(Unit(len(units), "head", _lay_out(chunk, itemsize)))
-    return tuple(units)
+        for layer in range(spec.layers)
+    ]
+    layers[-1].append(Part("output_norm", "output_norm.weight", (spec.hidden,), spec.hidden * itemsize))
+    head, row_bytes = "token_embd.weight" if spec.tied else "output.weight", spec.hidden * itemsize
+    chunks = vocabulary_chunks(spec.vocab, row_bytes, sum(part.nbytes for part in layers[0]))
+    heads = [
+        [Part("head", head, (last - first, spec.hidden), (last - first) * row_bytes, (first, last))]
+        for first, last in chunks
+    ]
+    return units_of(layers, heads)
 
 
-def _lay_out(parts: Sequence[_Part], itemsize: int) -> tuple[Slice, ...]:
+def vocabulary_chunks(vocab: int, row_bytes: int, layer_bytes: int) -> list[tuple[int, int]]:
+    """Runs of vocabulary rows of about a layer's size each."""
+    chunks = max(1, -(-vocab * row_bytes // layer_bytes))
+    rows = -(-vocab // chunks)
+    return [(first, min(first + rows, vocab)) for first in range(0, vocab, rows)]
+
+
+def _lay_out(parts: Sequence[Part]) -> tuple[Slice, ...]:
     slices: list[Slice] = []
     offset = 0
-    for role, tensor, shape, rows in parts:
-        nbytes = itemsize
-        for dimension in shape:
-            nbytes *= dimension
-        slices.append(Slice(role, tensor, shape, offset, nbytes, rows))
+    for part in parts:
+        slices.append(Slice(part.role, part.tensor, part.shape, offset, part.nbytes, part.rows))
         offset = -(-slices[-1].end // ALIGNMENT) * ALIGNMENT
     return tuple(slices)
-
-
-def _vocabulary_chunks(spec: ModelSpec, layer_bytes: int, itemsize: int) -> Iterator[tuple[int, int]]:
-    row_bytes = spec.hidden * itemsize
-    chunks = max(1, -(-spec.vocab * row_bytes // layer_bytes))
-    rows = -(-spec.vocab // chunks)
-    for first in range(0, spec.vocab, rows):
-        yield first, min(first + rows, spec.vocab)

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from engine.config import Cold
 from engine.device.protocol import Device, Granule
 from engine.errors import CapacityUnavailable
+from engine.machine.protocol import WeightSource
 from engine.memory.governor import Undo
 from engine.memory.ledger import WEIGHTS, Ledger
 from engine.memory.pool import GranulePool
 from engine.weights.layout import Slice, Unit
 from engine.weights.residency import Fill, Traffic
-from engine.weights.store import WeightStore
 
 Key = tuple[int, str]
 
@@ -44,7 +44,7 @@ class Paged:
     def __init__(
         self,
         device: Device,
-        store: WeightStore,
+        store: WeightSource,
         ledger: Ledger,
         pool: GranulePool,
         cold: Cold,

@@ -62,7 +62,7 @@ def plan_record(engine: Engine) -> dict[str, Any]:
         "model": _model_record(spec, engine),
         "rows": plan.kv_layout.rows,
         "prompt_tokens": [len(prompt) for prompt in engine.prompts],
-        "threads": engine.threads,
+        "threads": engine.machine.threads,
         "limit_bytes": plan.limit,
         "limit_lifted": plan.lifted,
         "workspace_charge": plan.workspace_charge,
@@ -89,8 +89,8 @@ def _model_record(spec: ModelSpec, engine: Engine) -> dict[str, Any]:
     return {
         "name": spec.name,
         "architecture": spec.architecture,
-        "digest": engine.file.header_digest,
-        "file_bytes": engine.file.file_bytes,
+        **engine.machine.record(),
+        "predicted": engine.machine.predicted,
         "weight_bytes": engine.weight_bytes,
         "layers": spec.layers,
         "units": len(engine.units),
@@ -111,7 +111,7 @@ def _result(engine: Engine, generations: list[Generation], wall: float, scratch:
     return {
         "schema": 1,
         "generations": [generation_record(g) for g in generations],
-        "text": [engine.tokenizer.decode(row) for row in generations[-1].tokens],
+        "text": [engine.machine.text(row) for row in generations[-1].tokens],
         "stopped": generations[-1].stopped,
         "counters": loop.window.report(engine.plan.budget.bytes, engine.residency.mapped_physical),
         "accounting": loop.window.accounting(engine.weight_bytes),

@@ -1,0 +1,99 @@
+"""The host machine: a GGUF model in float32, host memory as the device, ONNX Runtime's CPU kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.decode.forward import AddressOf, Buffers, Forward, KvView, PassShape
+from engine.decode.kernels import Kernels, available_threads
+from engine.decode.logits import digest, pick
+from engine.device.host import HostDevice
+from engine.machine.protocol import Workspace
+from engine.model.gguf_file import open_gguf
+from engine.model.spec import read_spec
+from engine.model.tokenizer import read_tokenizer
+from engine.weights.layout import build_units
+from engine.weights.store import ITEMSIZE, WeightStore
+
+SCRATCH_FIXED = 2 << 20
+"""Kernel scratch that does not depend on shapes: attention tiles, packing panels, allocator rounding."""
+
+# A managed run holds at most its limit; what is over leaves room for rounding to granules.
+_CAPACITY_SLACK = 64 << 20
+
+
+class HostMachine:
+    """A :class:`engine.machine.protocol.Machine` on host memory."""
+
+    kind = "host"
+    predicted = False
+    itemsize = ITEMSIZE
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self.file = open_gguf(Path(config.model.path))
+        self.spec = read_spec(self.file)
+        self.tokenizer = read_tokenizer(self.file)
+        self.end_ids = self.tokenizer.eos_ids
+        chat = config.workload.template == "model"
+        texts = [self.tokenizer.chat(prompt) if chat else prompt for prompt in config.workload.prompts]
+        self.prompts = [self.tokenizer.encode(text) for text in texts]
+        self.units = build_units(self.spec, ITEMSIZE)
+        self.threads = config.device.threads or available_threads()
+        self.store = WeightStore(self.units, self.spec)
+        self.device = HostDevice(config.device.granule_bytes, self._capacity())
+        self._shape = PassShape(len(self.prompts), config.prefill_chunk, config.max_context)
+
+    def workspace(self) -> Workspace:
+        spec, tokens = self.spec, max(self._shape.rows, self._shape.chunk)
+        widths = 6 * spec.hidden + (spec.heads + 2 * spec.kv_heads) * spec.head_dim + 5 * spec.inner
+        scratch = tokens * widths * ITEMSIZE + SCRATCH_FIXED
+        return Workspace(Buffers.nbytes(spec, self._shape), scratch)
+
+    def load(self) -> None:
+        self.store.load(self.file, self.threads)
+
+    def compute(self, address: AddressOf, kv: KvView, buffers: int) -> HostCompute:
+        kernels = Kernels(self.spec, self.threads)
+        block = Buffers(self.spec, self._shape, buffers)
+        forward = Forward(kernels, self.spec, self.units, address, block, self._shape, kv)
+        return HostCompute(forward, self.store, kernels.provider)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        return self.tokenizer.decode(list(tokens))
+
+    def record(self) -> dict[str, Any]:
+        return {"digest": self.file.header_digest, "file_bytes": self.file.file_bytes}
+
+    def _capacity(self) -> int:
+        limit = self._config.device.limit_bytes
+        if limit is None:
+            kv = self.spec.kv_bytes_per_token(ITEMSIZE) * len(self.prompts) * self._config.max_context
+            limit = self.store.weight_bytes + kv
+        return limit + _CAPACITY_SLACK
+
+
+class HostCompute:
+    """A :class:`engine.machine.protocol.Compute`: embeddings and logits pass through host memory."""
+
+    def __init__(self, forward: Forward, store: WeightStore, provider: str) -> None:
+        self._forward, self._store, self.provider = forward, store, provider
+        self.run_prefill = forward.run_prefill
+        self.run_decode = forward.run_decode
+
+    @property
+    def rebinds(self) -> int:
+        return self._forward.rebinds
+
+    def begin_prefill(self, row: int, tokens: Sequence[int], past: int) -> None:
+        self._forward.begin_prefill(row, self._store.embed(list(tokens)), past)
+
+    def begin_decode(self, tokens: Sequence[int], lengths: Sequence[int]) -> None:
+        self._forward.begin_decode(self._store.embed(list(tokens)), list(lengths))
+
+    def results(self, generation: int, step: int) -> tuple[list[int], list[str]]:
+        logits = self._forward.logits()
+        return pick(logits, generation, step), digest(logits)

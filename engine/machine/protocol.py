@@ -1,0 +1,97 @@
+"""A machine: everything about a device kind that the engine above it must not know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from engine.decode.forward import KvView
+from engine.device.protocol import Device
+from engine.model.spec import ModelSpec
+from engine.weights.layout import Unit
+
+AddressOf = Callable[[Unit, str], int]
+"""Where a unit's tensor with this role lies on the device."""
+
+
+class WeightSource(Protocol):
+    """Host memory that holds every weight once, unit by unit."""
+
+    units: tuple[Unit, ...]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes every decode step reads: W."""
+
+    def address(self, unit: Unit) -> int:
+        """Host address of a unit's first byte."""
+
+
+class Compute(Protocol):
+    """Kernels bound to one engine's memory."""
+
+    provider: str
+
+    @property
+    def rebinds(self) -> int:
+        """Bindings made since load."""
+
+    def begin_prefill(self, row: int, tokens: Sequence[int], past: int) -> None:
+        """Set the inputs of a prefill pass: a chunk of one row's tokens after ``past`` tokens."""
+
+    def begin_decode(self, tokens: Sequence[int], lengths: Sequence[int]) -> None:
+        """Set the inputs of a decode pass: each row's last token, and the tokens it already holds."""
+
+    def run_prefill(self, unit: Unit, row: int, count: int, *, last_row: bool) -> None:
+        """Run one unit of a prefill pass over ``count`` tokens of ``row``."""
+
+    def run_decode(self, unit: Unit) -> None:
+        """Run one unit of a decode pass."""
+
+    def results(self, generation: int, step: int) -> tuple[list[int], list[str]]:
+        """Token and logits digest of each row, after a pass with head. Raises InvalidLogits."""
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """What a pass needs beside weights and KV, in bytes: ``buffers`` are mapped, ``scratch`` is the kernels' own."""
+
+    buffers: int
+    scratch: int
+
+
+class Machine(Protocol):
+    """One device kind with one model on it, before anything is placed. Opening one may raise an EbbError."""
+
+    kind: str
+    predicted: bool
+    spec: ModelSpec
+    units: tuple[Unit, ...]
+    prompts: list[list[int]]
+    end_ids: tuple[int, ...]
+    itemsize: int
+    threads: int
+
+    @property
+    def device(self) -> Device:
+        """The device, open."""
+
+    @property
+    def store(self) -> WeightSource:
+        """The host weight store, empty until :meth:`load`."""
+
+    def workspace(self) -> Workspace:
+        """The workspace of a pass."""
+
+    def load(self) -> None:
+        """Bring the weights into the store."""
+
+    def compute(self, address: AddressOf, kv: KvView, buffers: int) -> Compute:
+        """Kernels bound to weights, KV and the workspace block at ``buffers``."""
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Text of token ids."""
+
+    def record(self) -> dict[str, Any]:
+        """What the model is, as JSON types."""
