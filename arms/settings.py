@@ -31,7 +31,7 @@ class ModelSettings(_Frozen):
 class DeviceSettings(_Frozen):
     """``limit`` is the managed limit in bytes; ``granule`` the physical unit; ``threads`` of None is every core."""
 
-    kind: Literal["host"]
+    kind: Literal["host", "ledger"]
     limit: Size
     granule: Size
     threads: int | None = Field(default=None, ge=1)

@@ -1,7 +1,7 @@
 """The ledger device: counts everything, holds nothing. The same governor and placement run on it at any scale.
 
 Addresses are numbers, granules are numbers, copies are additions. It is for planning and for tests, so it refuses
-what a real device would refuse: mapping what was not created, unmapping what is not mapped, creating beyond its capacity.
+what a real device would refuse: mapping over a mapping, unmapping what is not mapped, creating beyond its capacity.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from engine.device.ledger import LedgerDevice
 from engine.errors import InvalidRequest
 from engine.machine.protocol import Workspace
 from engine.model.shape import read_shape, shape_units, tensor_table
+from engine.model.shape_name import is_shape
 from engine.weights.layout import Unit
 
 _FP16 = 2
@@ -73,12 +74,11 @@ class LedgerMachine:
     end_ids: tuple[int, ...] = ()
 
     def __init__(self, config: EngineConfig) -> None:
-        scheme, _, name = config.model.path.partition(":")
-        if scheme != "shape":
+        if not is_shape(config.model.path):
             raise InvalidRequest("device=ledger runs on a model's shape, such as model=qwen14b_shape")
         if config.workload.template != "none" or not config.workload.ignore_eos:
             raise InvalidRequest("device=ledger makes no tokens: use workload.template=none and ignore_eos=true")
-        self._config, self._shape = config, read_shape(name)
+        self._config, self._shape = config, read_shape(config.model.path)
         self.spec, self.units = self._shape.spec, shape_units(self._shape)
         self.prompts = [[0] * max(1, len(text.encode()) // BYTES_PER_TOKEN) for text in config.workload.prompts]
         self.store = TableStore(self.units)

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from engine.errors import ModelError
+from engine.model.shape_name import shape_file
 from engine.model.spec import ModelSpec
 from engine.weights.layout import Part, Unit, units_of, vocabulary_chunks
 
-SHAPES = Path(__file__).parent / "shapes"
 _FP16 = 2
 
 
@@ -35,25 +33,18 @@ class Shape:
         return rows * columns * self.bits // 8, rows * (columns // self.block) * _FP16
 
 
-def shape_names() -> list[str]:
-    """The shapes that ship with Ebb."""
-    return sorted(path.stem for path in SHAPES.glob("*.json"))
-
-
-def read_shape(name: str) -> Shape:
-    """The shape called ``name``.
+def read_shape(model: str) -> Shape:
+    """The shape ``shape:NAME``.
 
     Raises
     ------
     ModelError
         When there is none.
     """
-    path = SHAPES / f"{name}.json"
-    if not path.exists():
-        raise ModelError(f"no shape is called {name!r}; shapes: {', '.join(shape_names())}")
+    path = shape_file(model)
     data: dict[str, Any] = json.loads(path.read_text())
     spec = ModelSpec(
-        name=name,
+        name=path.stem,
         architecture="shape",
         layers=data["layers"],
         hidden=data["hidden"],

@@ -107,7 +107,7 @@ def _result(engine: Engine, generations: list[Generation], wall: float, scratch:
     ledger = engine.ledger.snapshot()
     ledger["workspace_charge"] = engine.plan.workspace_charge
     ledger["workspace_measured"] = engine.plan.workspace_buffers + scratch
-    speeds = [g.tokens_per_s for g in measured if g.tokens_per_s is not None]
+    speeds = [g.tokens_per_s for g in measured if g.tokens_per_s is not None and not engine.machine.predicted]
     return {
         "schema": 1,
         "generations": [generation_record(g) for g in generations],
@@ -122,7 +122,7 @@ def _result(engine: Engine, generations: list[Generation], wall: float, scratch:
             "resident_bytes": engine.device.resident_bytes(),
             "granule_bytes": engine.device.granularity,
         },
-        "latency": latency_record(measured, growths),
+        "latency": {} if engine.machine.predicted else latency_record(measured, growths),
         "timing": {
             "tokens_per_s": float(np.median(speeds)) if speeds else None,
             "wall_s": wall,

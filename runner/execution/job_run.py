@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import EngineConfig
+from engine.model.shape_name import is_shape, shape_digest
 from engine.sizes import human_bytes
 from runner.errors import UserError
 from runner.execution.baselines import BASELINE
 from runner.execution.outcome import Outcome, Part, ProcessRun, Status, job_status
-from runner.execution.reference_runs import ReferenceRuns
+from runner.execution.reference_runs import ReferenceRuns, predicted
 from runner.execution.services import Services
 from runner.judge.gates import Evidence, Verdict, failed, judge, logits_failure, repeats_verdict
 from runner.judge.identity import identity_of, model_digest, run_identity
@@ -43,7 +44,7 @@ class JobRun:
         self.run_id: str | None = None
         self.folder: Path | None = None
         self._services = services
-        self._digest = _digest(Path(job.configs[0].model.path), services.store)
+        self._digest = _digest(job.configs[0].model.path, services.store)
         self._tokens = [identity_of(config, self._digest) for config in job.configs]
         self._counters = run_identity(job.configs[0], self._digest)
         self._done: list[list[ProcessRun]] = [[] for _ in job.configs]
@@ -84,7 +85,7 @@ class JobRun:
 
     def has_references(self) -> bool:
         """Whether every reference this job needs is in the store."""
-        return all(self._services.references.find(identity) is not None for identity in self._tokens)
+        return predicted(self.job) or all(self._services.references.find(i) is not None for i in self._tokens)
 
     def take_turn(self, width: int) -> None:
         """One process run of each configuration that can still run."""
@@ -231,6 +232,8 @@ class JobRun:
 
     def _notes(self, parts: tuple[Part, ...]) -> tuple[str, ...]:
         notes = []
+        if predicted(self.job):
+            notes.append("predicted: counted on the model's tensor table; nothing was moved and no token was made")
         if self._services.launcher.fault is not None:
             notes.append(f"a fault was planted on purpose: {self._services.launcher.fault.get('kind')}")
         if any(part.reference is not None and part.reference.source == "baseline" for part in parts):
@@ -238,11 +241,13 @@ class JobRun:
         return tuple(notes)
 
 
-def _digest(path: Path, store: Path) -> str:
+def _digest(model: str, store: Path) -> str:
+    if is_shape(model):
+        return shape_digest(model)
     try:
-        return model_digest(path, store / "digests.json")
+        return model_digest(Path(model), store / "digests.json")
     except OSError as error:
-        raise UserError(f"the model {path} cannot be read: {error.strerror}") from error
+        raise UserError(f"the model {model} cannot be read: {error.strerror}") from error
 
 
 def _stopped(run: ProcessRun) -> tuple[Status, str] | None:

@@ -127,6 +127,11 @@ class Outcome:
         """Whether its figures are a result."""
         return self.status == "passed"
 
+    @property
+    def predicted(self) -> bool:
+        """Whether its figures were counted on a model's shape, and nothing ran."""
+        return bool(self.parts) and self.part.config.device.kind == "ledger"
+
 
 def job_status(parts: tuple[Part, ...], batch: bool) -> tuple[Status, str | None]:
     """The word for a whole job. A batch size that the engine refuses is a row, not a failure, as long as one ran."""

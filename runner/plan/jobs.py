@@ -16,6 +16,7 @@ from arms.meaning import engine_config, unused_settings
 from arms.spec import ArmSpec
 from engine.config import EngineConfig
 from engine.errors import ModelError
+from engine.model.shape_name import is_shape, shape_names
 from runner.cli.wording import key_of
 from runner.errors import UserError
 from runner.plan.settings import Settings, read_settings
@@ -83,10 +84,11 @@ def make_plan(
     settings = [read_settings(job.data, job.choices, job.overrides) for job in composed]
     _check_session(settings)
     _check_platform(settings)
+    _check_shapes(settings)
     model_paths = _find_models(settings, default_model or _fetch)
     jobs: list[Job] = []
     for given, read in zip(composed, settings, strict=True):
-        job = _job(len(jobs), read, str(model_paths[read.model.path]), given.overrides)
+        job = _job(len(jobs), read, model_paths[read.model.path], given.overrides)
         _add(jobs, job)
     return Plan(jobs=_labelled(jobs), settings=settings[0], sweep=sweep)
 
@@ -166,12 +168,31 @@ def _check_platform(settings: Sequence[Settings]) -> None:
         )
 
 
-def _find_models(settings: Sequence[Settings], default_model: Callable[[Path | None], Path]) -> dict[str | None, Path]:
+def _check_shapes(settings: Sequence[Settings]) -> None:
+    for each in settings:
+        shape = each.model.path is not None and is_shape(each.model.path)
+        if each.device.kind == "ledger" and not shape:
+            raise UserError(
+                f"device=ledger counts on a model's shape, and model={each.model.name} is none.",
+                f"python run.py device=ledger model={shape_names()[-2]} arm={each.arm.name}",
+            )
+        if shape and each.device.kind != "ledger":
+            raise UserError(
+                f"model={each.model.name} is a shape without weights, and device={each.device.kind} needs weights.",
+                f"python run.py device=ledger model={each.model.name} arm={each.arm.name}",
+            )
+
+
+def _find_models(settings: Sequence[Settings], default_model: Callable[[Path | None], Path]) -> dict[str | None, str]:
     """Where each model asked for lies, looked at once each; the default model comes last, as it may be a download."""
-    found: dict[str | None, Path] = {}
+    found: dict[str | None, str] = {}
     for asked in sorted({each.model.path for each in settings}, key=lambda path: path is None):
+        if asked is not None and is_shape(asked):
+            found[asked] = asked
+            continue
         try:
-            found[asked] = default_model(settings[0].paths.cache) if asked is None else _own_model(asked)
+            path = default_model(settings[0].paths.cache) if asked is None else _own_model(asked)
+            found[asked] = str(path)
         except ModelError as error:
             raise UserError(str(error)) from None
     return found

@@ -52,9 +52,10 @@ def job_report(outcome: Outcome, baseline: Outcome | None, *, where: Sequence[st
     elif outcome.valid:
         table = pair_table(outcome, baseline)
     lines += gate_lines(outcome)
-    lines += text_lines(outcome.part) if outcome.parts else []
+    if outcome.parts and not outcome.predicted:
+        lines += text_lines(outcome.part)
     if outcome.valid and outcome.arm.batch is None:
-        lines += latency_lines(outcome, baseline)
+        lines += [] if outcome.predicted else latency_lines(outcome, baseline)
         lines += lending_lines(outcome)
     lines += note_lines(outcome, baseline)
     lines += where
@@ -90,6 +91,11 @@ def pair_table(outcome: Outcome, baseline: Outcome | None) -> Table:
         row("in-place bytes/token", [mib(x) for x in in_place], "", "read from host memory, not copied")
     row("byte hit rate", [percent(x) for x in get("byte_hit_rate")])
     row("peak committed", [mib(x) for x in get("peak_committed_bytes")], "", _limit_note(mine, theirs))
+    if outcome.predicted:
+        header = (
+            ("predicted", "baseline", outcome.label, "ratio") if theirs is not None else ("predicted", outcome.label)
+        )
+        return Table(header, tuple(r for r, _ in rows), tuple(n for _, n in rows))
     row("peak resident", [mib(x) for x in get("device_resident_peak_bytes")], "", _residency_note(outcome))
     count = len(outcome.part.tokens_per_s)
     runs = "1 run each" if count == 1 else f"median of {count} runs"
