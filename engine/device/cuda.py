@@ -1,8 +1,9 @@
 """The CUDA device: granules are cuMemCreate handles, addresses are reserved ranges, copies have a stream of their own.
 
 A granule is one handle, so any granule can go behind any address, and behind several at once. A range of granules is
-mapped one by one and made accessible, or unmapped, in one call. Work is asynchronous: what runs on the
-copy stream is ordered against the compute stream by events, and unmapping waits for both.
+mapped one by one and made accessible, or unmapped, in one call; the cost still goes by the granule, so large ranges
+want large granules. Work is asynchronous: what runs on the copy stream is ordered against the compute stream by events,
+and unmapping waits for both.
 
 A device belongs to the thread that opened it; another thread calls :meth:`CudaDevice.make_current` first.
 """
@@ -64,7 +65,7 @@ class CudaDevice:
         self._reserved: dict[int, int] = {}
         self._events: dict[Event, Any] = {}
         self._pinned: set[int] = set()
-        with ExitStack() as undo:
+        with remapping("opening a device"), ExitStack() as undo:
             self._context = check(cu.cuDevicePrimaryCtxRetain, gpu)
             undo.callback(check, cu.cuDevicePrimaryCtxRelease, gpu)
             undo.callback(check, cu.cuCtxSetCurrent, check(cu.cuCtxGetCurrent))
@@ -158,7 +159,7 @@ class CudaDevice:
         if any(at not in self._mapped for at in ats):
             raise DeviceError(f"unmapping {count:,} granules at {address:#x}: not all of them are mapped")
         with remapping("unmapping memory"):
-            # Memory must not be taken from under work that still reads or writes it.
+            # The driver unmaps at once, also from under work that still reads or writes the memory.
             self.synchronize()
             check(self._cu.cuMemUnmap, address, count * self.granularity)
         for at in ats:
@@ -224,8 +225,9 @@ class CudaDevice:
     def pin(self, address: int, nbytes: int) -> Pinning:
         """Pin host memory that somebody else owns, and let kernels read it in place.
 
-        The memory must outlive the device or be unpinned first. Where it must stay pageable the reason is returned:
-        copies from it still work, at a fraction of the speed.
+        The memory must outlive the device or be unpinned first; touch it before, since pinning fresh pages takes ten
+        times as long. Where it must stay pageable the reason is returned: copies from it still work, at a fraction of
+        the speed.
         """
         cu, limits = self._cu, PinLimits.read()
         if obstacle := limits.obstacle(nbytes):
@@ -252,7 +254,8 @@ class CudaDevice:
         self._pinned.remove(address)
 
     def close(self) -> None:
-        self._open.close()
+        with remapping("closing a device"):
+            self._open.close()
 
     def _describe_memory(self, ordinal: int) -> None:
         cu = self._cu
@@ -281,7 +284,7 @@ class CudaDevice:
     def _give_everything_back(self) -> None:
         """What callers did not give back themselves. Each step is tried, whatever became of the one before it."""
         cu = self._cu
-        with remapping("closing the device"), ExitStack() as steps:  # run from the last one added to the first
+        with ExitStack() as steps:  # run from the last one added to the first
             for address, size in self._reserved.items():
                 steps.callback(check, cu.cuMemAddressFree, address, size)
             for granule, handle in self._handles.items():

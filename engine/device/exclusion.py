@@ -1,6 +1,7 @@
 """Graph capture and changes of the memory map exclude each other, in the whole process.
 
-A call that maps, unmaps or frees device memory, from any thread, makes a capture under way void. So whoever captures
+A wait for a stream makes a capture on it void, and unmapping waits. Pinning host memory and plain allocations, from any
+thread, make captures void that are not in relaxed mode; drivers differ in whether mapping does. So whoever captures
 holds :func:`capturing`, and the device holds :func:`remapping` around every such call.
 """
 

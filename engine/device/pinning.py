@@ -32,7 +32,11 @@ class Pinning:
 
 @dataclass(frozen=True)
 class PinLimits:
-    """Bytes this process may lock and hold; None where there is no limit or none can be read."""
+    """Bytes this process may lock and hold; None where there is no limit or none can be read.
+
+    The cgroup's limit is kept to: what is pinned cannot be reclaimed, and passing it means being killed. The lock limit
+    is only told: the driver on Linux pins past it (64 MiB at a limit of 64 KiB, unprivileged, driver 580).
+    """
 
     memlock_bytes: int | None = None
     cgroup_bytes: int | None = None

@@ -305,6 +305,8 @@ class FakeDriver:
         return pieces
 
     def _load(self, address: int, size: int) -> bytes | None:
+        if any(at <= address and address + size <= at + room for at, room in self.registered.items()):
+            return ctypes.string_at(address, size)
         pieces = self._pieces(address, size)
         if pieces is None:
             return None

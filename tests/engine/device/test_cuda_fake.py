@@ -395,6 +395,10 @@ def test_memory_is_not_remapped_inside_a_capture(device: CudaDevice, driver: Fak
         for run in OPERATIONS.values():
             with pytest.raises(DeviceError, match="inside a graph capture"):
                 run(device, address, spare)
+        with pytest.raises(DeviceError, match="inside a graph capture"):
+            CudaDevice(driver=driver)
+        with pytest.raises(DeviceError, match="inside a graph capture"):
+            device.close()
         device.fill(address, 16, 0)
     assert state(device, driver) == before
     device.unmap(address, 4)
