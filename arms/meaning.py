@@ -38,6 +38,7 @@ def engine_config(arm: ArmSpec, settings: EngineSettings, model_path: str, rows:
             limit_bytes=None if arm.lift_limit else settings.device.limit,
             granule_bytes=settings.device.granule,
             threads=settings.device.threads,
+            capture=settings.device.capture,
         ),
         policy=PolicyConfig(
             managed=arm.managed,
@@ -48,6 +49,7 @@ def engine_config(arm: ArmSpec, settings: EngineSettings, model_path: str, rows:
             residency=_residency(arm, settings),
             ring_slots=_ring_slots(arm, settings),
             cold=arm.cold,
+            pin=() if "policy.pin" in unused else settings.policy.pin,
         ),
         max_context=settings.max_context,
         prefill_chunk=settings.prefill_chunk,
@@ -72,10 +74,10 @@ def unused_settings(arm: ArmSpec) -> dict[str, str]:
     unused: dict[str, str] = {}
     if arm.lift_limit:
         unused["device.limit"] = "the limit is lifted for this arm"
-        for key in ("budget", "policy", "policy.ring_slots"):
+        for key in ("budget", "policy", "policy.ring_slots", "policy.pin"):
             unused[key] = "all weights are resident"
     elif not arm.managed:
-        for key in ("budget", "policy", "policy.ring_slots"):
+        for key in ("budget", "policy", "policy.ring_slots", "policy.pin"):
             unused[key] = "nothing is managed"
     if not arm.elastic or arm.lift_limit:
         unused["headroom"] = "the weight budget of this arm is not elastic"

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from engine.config import Residency
 from engine.sizes import parse_size
 
 
@@ -31,10 +32,11 @@ class ModelSettings(_Frozen):
 class DeviceSettings(_Frozen):
     """``limit`` is the managed limit in bytes; ``granule`` the physical unit; ``threads`` of None is every core."""
 
-    kind: Literal["host", "ledger"]
+    kind: Literal["host", "ledger", "cuda"]
     limit: Size
     granule: Size
     threads: int | None = Field(default=None, ge=1)
+    capture: bool = True
 
 
 class WorkloadSettings(_Frozen):
@@ -47,11 +49,12 @@ class WorkloadSettings(_Frozen):
 
 
 class PolicySettings(_Frozen):
-    """How weights are held. ``budget`` overrides the derived weight budget."""
+    """How weights are held. ``budget`` overrides the derived weight budget; ``pin`` are patterns of tensor names."""
 
-    name: Literal["hotset", "stable_resident"]
+    name: Residency
     budget: OptionalSize = None
     ring_slots: int = Field(default=2, ge=1)
+    pin: tuple[str, ...] = ()
 
 
 class Generations(_Frozen):

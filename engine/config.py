@@ -9,7 +9,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Residency = Literal["hotset", "stable_resident"]
+Residency = Literal["hotset", "stable_resident", "lru", "mru", "smallest", "largest", "byte_aware"]
 Cold = Literal["copy", "in_place"]
 Template = Literal["none", "model"]
 
@@ -27,13 +27,14 @@ class DeviceConfig:
 
     ``limit_bytes`` is the managed limit; None lifts it (everything resident). ``granule_bytes`` is the
     unit of physical memory, a multiple of the page size. ``threads`` of None means every core
-    the process may run on.
+    the process may run on. ``capture`` lets a device that can replay a recorded step do so.
     """
 
-    kind: Literal["host", "ledger"] = "host"
+    kind: Literal["host", "ledger", "cuda"] = "host"
     limit_bytes: int | None = 1 << 30
     granule_bytes: int = 64 * 1024
     threads: int | None = None
+    capture: bool = True
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class PolicyConfig:
     ``managed`` false means no governor policy at all: the KV reservation is allocated whole at load and weights
     take what is left. ``lending`` and ``commits_on_demand`` are the other two conditions of elastic
     residency; with any of the three off the static budget holds. ``budget_bytes`` overrides the derived
-    weight budget and is adopted as given. ``cold`` says how bytes outside the budget are served.
+    weight budget and is adopted as given. ``cold`` says how bytes outside the budget are served. ``pin``
+    are patterns of tensor names (shell style) that stay resident always, under every policy of whole tensors.
     """
 
     managed: bool = True
@@ -54,6 +56,7 @@ class PolicyConfig:
     residency: Residency = "hotset"
     ring_slots: int = 2
     cold: Cold = "copy"
+    pin: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,11 +91,13 @@ class EngineConfig:
         """Rebuild from ``to_dict``; an unknown or missing field is a TypeError."""
         workload = dict(data["workload"])
         workload["prompts"] = tuple(workload["prompts"])
+        policy = dict(data["policy"])
+        policy["pin"] = tuple(policy.get("pin", ()))
         rest = {k: v for k, v in data.items() if k not in ("model", "workload", "device", "policy")}
         return EngineConfig(
             model=ModelConfig(**data["model"]),
             workload=WorkloadConfig(**workload),
             device=DeviceConfig(**data["device"]),
-            policy=PolicyConfig(**data["policy"]),
+            policy=PolicyConfig(**policy),
             **rest,
         )

@@ -23,6 +23,9 @@ class Tally:
     htod_bytes: int = 0
     bypassed_page_ins: int = 0
     in_place_bytes: int = 0
+    compulsory_bytes: int = 0
+    bypassed_bytes: int = 0
+    refetched_bytes: int = 0
 
     def add(self, traffic: Traffic) -> None:
         """Add one unit run."""
@@ -32,6 +35,14 @@ class Tally:
         self.htod_bytes += traffic.htod_bytes
         self.bypassed_page_ins += traffic.bypassed_page_ins
         self.in_place_bytes += traffic.in_place_bytes
+        self.compulsory_bytes += traffic.compulsory_bytes
+        self.bypassed_bytes += traffic.bypassed_bytes
+        self.refetched_bytes += traffic.refetched_bytes
+
+    @property
+    def split_ok(self) -> bool:
+        """Whether the three kinds of streamed bytes sum to all of them."""
+        return self.compulsory_bytes + self.bypassed_bytes + self.refetched_bytes == self.htod_bytes
 
 
 @dataclass
@@ -51,6 +62,10 @@ class Window:
     reclaim_events: int = 0
     relends: int = 0
     rebinds: int = 0
+    captures: int = 0
+    replays: int = 0
+    fallbacks: int = 0
+    invalidations: int = 0
 
     def report(self, budget_bytes: int, mapped_physical: int) -> dict[str, Any]:
         """The public counters; rates of nothing are None."""
@@ -66,18 +81,20 @@ class Window:
                 tally.hit_bytes,
                 tally.hit_bytes + tally.htod_bytes + tally.in_place_bytes,
             ),
+            "bypassed_byte_share": _ratio(tally.bypassed_bytes, tally.htod_bytes),
             "evictions": self.evictions,
             "budget_bytes": budget_bytes,
             "mapped_physical": mapped_physical,
-            "captures": 0,
-            "replays": 0,
-            "fallbacks": 0,
-            "invalidations": 0,
+            "captures": self.captures,
+            "replays": self.replays,
+            "fallbacks": self.fallbacks,
+            "invalidations": self.invalidations,
             "streaming_floor_bytes": _ratio(self.floor_bytes, steps),
             "floor_ratio": _ratio(tally.htod_bytes + tally.in_place_bytes, self.floor_bytes),
             "decode_steps": steps,
             "emitted_tokens": tokens,
             "prefill_htod_bytes": self.prefill.htod_bytes,
+            "prefill_compulsory_bytes": self.prefill.compulsory_bytes,
             "promote_htod_bytes": self.promote_htod_bytes,
             "growth_events": self.growth_events,
             "reclaim_events": self.reclaim_events,
@@ -100,7 +117,9 @@ class Window:
             "prefill_policy_htod_bytes": self.prefill.htod_bytes,
             "ok": total == weight_bytes * self.decode_steps
             and self.device_decode_htod == tally.htod_bytes
-            and self.device_prefill_htod == self.prefill.htod_bytes,
+            and self.device_prefill_htod == self.prefill.htod_bytes
+            and tally.split_ok
+            and self.prefill.split_ok,
         }
 
 

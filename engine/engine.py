@@ -15,6 +15,7 @@ from typing import Any
 from engine.config import EngineConfig
 from engine.decode.executor import Executor
 from engine.decode.loop import DecodeLoop, Generation
+from engine.errors import CapacityUnavailable, InvalidRequest
 from engine.faults import Faults
 from engine.kv.arena import KvArena
 from engine.machine.open import open_machine
@@ -24,6 +25,8 @@ from engine.memory.pool import GranulePool
 from engine.plan import MemoryPlan, Needs, check_lengths, plan_memory
 from engine.weights.hotset import Hotset
 from engine.weights.paged import Paged
+from engine.weights.pager import Pager
+from engine.weights.policies import DYNAMIC
 from engine.weights.residency import Residency
 
 OnPlan = Callable[["Engine"], None]
@@ -122,14 +125,26 @@ class Engine:
             "managed": policy.managed,
             "commits_on_demand": on_demand,
             "lending": not plan.budget.reasons,
-            "residency": "hotset" if isinstance(self.residency, Hotset) else "stable_resident",
+            "residency": self.residency.policy,
             "cold": "in_place" if self._reads_in_place() else "copy",
             "ring_slots": self.residency.slots,
-            "capture": False,
+            "capture": self.recordings.active,
             "budget_bytes": plan.budget.bytes,
             "bound_by": plan.budget.bound_by,
             "execution_provider": self.compute.provider,
-            "decline_reasons": list(plan.budget.reasons),
+            "decline_reasons": [*plan.budget.reasons, *self.recordings.reasons],
+        }
+
+    def capture_record(self) -> dict[str, Any]:
+        """What became of every decode step since the load, as JSON types."""
+        made = self.recordings
+        return {
+            "wanted": made.wanted,
+            "captures": made.captures,
+            "replays": made.replays,
+            "fallbacks": made.fallbacks,
+            "invalidations": made.invalidations,
+            "reasons": list(made.reasons),
         }
 
     def _reads_in_place(self) -> bool:
@@ -139,7 +154,11 @@ class Engine:
         policy = self.config.policy
         residency: Residency
         if policy.cold == "in_place" or policy.residency == "stable_resident":
-            residency = Paged(self.device, self.store, self.ledger, self.pool, policy.cold)
+            residency = Paged(self.device, self.store, self.ledger, self.pool, policy.cold, policy.pin)
+        elif policy.residency in DYNAMIC:
+            residency = Pager(self.device, self.store, self.ledger, self.pool, policy.residency, policy.pin)
+        elif policy.pin:
+            raise InvalidRequest("policy.pin keeps whole tensors; policy=hotset keeps parts of them")
         else:
             residency = Hotset(self.device, self.store, self.ledger, self.pool, policy.ring_slots)
         self._exit.callback(residency.close)
@@ -148,7 +167,12 @@ class Engine:
     def _make_plan(self) -> MemoryPlan:
         residency, machine = self.residency, self.machine
         needs = Needs(residency.least_bytes, residency.full_bytes, machine.itemsize, machine.workspace())
-        return plan_memory(self.spec, self.config, needs)
+        try:
+            return plan_memory(self.spec, self.config, needs)
+        except CapacityUnavailable as error:
+            if not self.config.policy.pin:
+                raise
+            raise CapacityUnavailable(f"{error}; policy.pin={','.join(self.config.policy.pin)} is part of it") from None
 
     def _open_governor(self) -> Governor:
         plan = self.plan
@@ -171,7 +195,12 @@ class Engine:
         base = self._open_workspace(plan.workspace_buffers)
         self.residency.load(plan.weights)
         self.compute = self.machine.compute(self.residency.address, self.kv, base)
-        executor = Executor(self.device, self.residency, self.units, self.faults)
+        self._exit.callback(self.compute.close)
+        recorder = self.machine.recorder if self.config.device.capture else None
+        if recorder is not None:
+            self._exit.callback(recorder.close)
+        executor = Executor(self.device, self.residency, self.units, self.faults, recorder)
+        self.recordings = executor.recordings
         self.loop = DecodeLoop(self, self.compute, executor)
         self.ledger.reconcile(self.device.counters.live_granules * self.device.granularity)
 

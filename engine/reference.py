@@ -70,6 +70,13 @@ class PlainLoop:
         kernels = Kernels(self.spec, threads)
         self._forward = Forward(kernels, self.spec, self.units, self._address, buffers, shape, self._kv)
 
+    def text(self, tokens: list[int]) -> str:
+        """Text of token ids."""
+        return self.tokenizer.decode(tokens)
+
+    def close(self) -> None:
+        """Nothing is held beside this process's own memory."""
+
     def generate(self, index: int = 0, measured: bool = True, on_step: OnStep | None = None) -> Generation:
         """One generation, as :meth:`engine.decode.loop.DecodeLoop.generate` makes it."""
         result = Generation.empty(index, measured, len(self.prompts))

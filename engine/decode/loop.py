@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from engine.counters import Window
 from engine.decode.executor import Executor
+from engine.decode.recordings import Step
 from engine.kv.arena import Growth
 from engine.machine.protocol import Compute
-from engine.memory.ledger import WEIGHTS
+from engine.memory.ledger import KV, WEIGHTS, WORKSPACE
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -66,6 +68,19 @@ class BucketTraffic:
 
 
 @dataclass(frozen=True)
+class MemoryAt:
+    """Committed bytes by holder, and what the device really held, once a step's tokens were taken."""
+
+    generation: int
+    step: int
+    tokens: int
+    weights: int
+    kv: int
+    workspace: int
+    resident: int
+
+
+@dataclass(frozen=True)
 class GrowthAt:
     """A growth, and the token that could not be made without it."""
 
@@ -87,6 +102,7 @@ class DecodeLoop:
         self.window = Window()
         self.growths: list[GrowthAt] = []
         self.buckets: list[BucketTraffic] = []
+        self.memory: list[MemoryAt] = []
         self.on_growth: Callable[[GrowthAt], None] | None = None
 
     def generate(
@@ -122,7 +138,10 @@ class DecodeLoop:
         prompts: Sequence[list[int]],
         on_step: OnStep | None,
     ) -> Iterator[int]:
-        """Make a generation step by step; yields the number of each step once its tokens are taken."""
+        """Make a generation step by step; yields the number of each step once its tokens are taken.
+
+        Where results come back late (``Compute.lag``), passes are sent ahead of the tokens that are taken.
+        """
         engine, index = self._engine, generation.index
         window = self.window if generation.measured else Window()
         rebinds = self._compute.rebinds
@@ -132,18 +151,32 @@ class DecodeLoop:
         generation.prefill_s = time.perf_counter() - started
         self._take(generation, 0)
         generation.ttft_s = time.perf_counter() - started
+        self._note_memory(generation, 0, max(lengths))
         yield 0
-        for step in range(1, engine.config.workload.tokens):
-            if all(stop is not None for stop in generation.stopped):
+        sent, under_way = 0, deque[BucketTraffic]()
+        began = time.perf_counter()
+        while True:
+            if sent + 1 < engine.config.workload.tokens and None in generation.stopped:
+                sent += 1
+                if on_step is not None:
+                    on_step(index, sent, "decode")
+                self._grow(index, sent, max(lengths) + 1, lengths, window)
+                self._strike(index, sent)
+                under_way.append(self._decode(generation, lengths, window))
+                if len(under_way) <= self._compute.lag:
+                    continue
+            elif not under_way:
                 break
-            if on_step is not None:
-                on_step(index, step, "decode")
-            began = time.perf_counter()
-            self._grow(index, step, max(lengths) + 1, lengths, window)
-            self._strike(index, step)
-            self._decode(generation, step, lengths, window)
+            taken = sent + 1 - len(under_way)
+            emitted = self._take(generation, taken)
+            window.emitted_tokens += emitted
+            under_way.popleft().tokens += emitted
+            if not emitted:  # sent before it was known that every row had ended
+                continue
             generation.itl_s.append(time.perf_counter() - began)
-            yield step
+            self._note_memory(generation, taken, max(lengths))
+            yield taken
+            began = time.perf_counter()
         if on_step is not None:
             on_step(index, max(map(len, generation.tokens)), "decode")
         window.rebinds += self._compute.rebinds - rebinds
@@ -169,28 +202,33 @@ class DecodeLoop:
                 run_unit = partial(self._compute.run_prefill, row=row, count=count, last_row=last)
                 self._executor.run(with_head=last, run_unit=run_unit, tally=window.prefill)
                 lengths[row] += count
+        self._compute.sent()
         window.device_prefill_htod += device.counters.htod_bytes - before
         return lengths
 
-    def _decode(self, generation: Generation, step: int, lengths: list[int], window: Window) -> None:
+    def _decode(self, generation: Generation, lengths: list[int], window: Window) -> BucketTraffic:
+        """Send a decode pass; what it costs is counted under the bucket returned."""
         engine, device = self._engine, self._engine.device
         before, counted = device.counters.htod_bytes, window.decode.htod_bytes
+        evicted = engine.residency.evictions
         self._compute.begin_decode([row[-1] for row in generation.tokens], lengths)
-        self._executor.run(with_head=True, run_unit=self._compute.run_decode, tally=window.decode)
+        step_kind = self._executor.step(self._compute.run_decode, window.decode, engine.kv.capacity)
+        self._compute.sent()
+        window.captures += step_kind is Step.RECORDED
+        window.replays += step_kind is Step.REPLAYED
+        window.fallbacks += step_kind is Step.FELL_BACK
         window.device_decode_htod += device.counters.htod_bytes - before
+        window.evictions += engine.residency.evictions - evicted
         for row in range(len(lengths)):
             if generation.stopped[row] is None:
                 lengths[row] += 1
-        emitted = self._take(generation, step)
         allowance = engine.governor.allowance(WEIGHTS)
         window.decode_steps += 1
-        window.emitted_tokens += emitted
         window.floor_bytes += max(0, engine.weight_bytes - allowance)
-        if generation.measured:
-            bucket = self._bucket(generation.index, allowance)
-            bucket.steps += 1
-            bucket.tokens += emitted
-            bucket.htod_bytes += window.decode.htod_bytes - counted
+        bucket = self._bucket(generation, allowance)
+        bucket.steps += 1
+        bucket.htod_bytes += window.decode.htod_bytes - counted
+        return bucket
 
     def _take(self, generation: Generation, step: int) -> int:
         """Take one token for each row that goes on; return how many rows did."""
@@ -208,13 +246,16 @@ class DecodeLoop:
 
     def _grow(self, index: int, step: int, tokens: int, lengths: list[int], window: Window) -> None:
         engine = self._engine
+        evicted = engine.residency.evictions
         growth = engine.kv.ensure(tokens, lengths)
         if growth is None:
             return
         window.growth_events += 1
+        self._executor.recordings.grown()
+        window.invalidations += self._executor.recordings.wanted
         if growth.reclaimed_from_weights:
             window.reclaim_events += 1
-            window.evictions += growth.reclaimed_from_weights // engine.device.granularity
+            window.evictions += engine.residency.evictions - evicted
             self._executor.invalidate()
         event = GrowthAt(index, step, growth)
         self.growths.append(event)
@@ -224,22 +265,31 @@ class DecodeLoop:
     def _return_kv(self, window: Window) -> None:
         """Between generations: KV gives its growth back, and weights come back to where they started."""
         engine = self._engine
-        if not engine.kv.reset(engine.plan.kv_open):
-            return
+        returned = engine.kv.reset(engine.plan.kv_open)
         before = engine.device.counters.htod_bytes
-        if engine.governor.lend(WEIGHTS, engine.plan.weights):
-            engine.residency.promote(engine.governor.allowance(WEIGHTS))
+        if returned and engine.governor.lend(WEIGHTS, engine.plan.weights):
             window.relends += 1
             self._executor.invalidate()
+        # Under a replacement policy pages have moved even where no memory did.
+        engine.residency.promote(engine.governor.allowance(WEIGHTS))
         window.promote_htod_bytes += engine.device.counters.htod_bytes - before
         engine.pool.trim()
 
-    def _bucket(self, index: int, allowance: int) -> BucketTraffic:
+    def _note_memory(self, generation: Generation, step: int, tokens: int) -> None:
+        if not generation.measured:
+            return
+        weights, kv, workspace = (self._engine.ledger.holders[name].committed for name in (WEIGHTS, KV, WORKSPACE))
+        resident = self._engine.device.resident_bytes()
+        self.memory.append(MemoryAt(generation.index, step, tokens, weights, kv, workspace, resident))
+
+    def _bucket(self, generation: Generation, allowance: int) -> BucketTraffic:
+        index = generation.index
         capacity = self._engine.kv.capacity
         last = self.buckets[-1] if self.buckets else None
         if last is None or (last.generation, last.capacity_tokens) != (index, capacity):
             last = BucketTraffic(index, capacity, allowance)
-            self.buckets.append(last)
+            if generation.measured:
+                self.buckets.append(last)
         return last
 
     def _strike(self, index: int, step: int) -> None:

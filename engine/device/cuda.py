@@ -83,6 +83,11 @@ class CudaDevice:
             self._open = undo.pop_all()
 
     @property
+    def driver(self) -> Any:
+        """The driver's functions."""
+        return self._cu
+
+    @property
     def compute_stream(self) -> int:
         """The compute stream's handle, for libraries that take one."""
         return int(self._streams[Stream.COMPUTE])
@@ -192,6 +197,14 @@ class CudaDevice:
         check(self._cu.cuMemcpyDtoHAsync, ctypes.addressof(target), address, nbytes, stream)
         check(self._cu.cuStreamSynchronize, stream)
         return target.raw
+
+    def read_later(self, target: int, address: int, nbytes: int) -> None:
+        """Bring bytes to pinned host memory at ``target`` on the compute stream; an event after it says when."""
+        check(self._cu.cuMemcpyDtoHAsync, target, address, nbytes, self._streams[Stream.COMPUTE])
+
+    def wait_for(self, event: Event) -> None:
+        """Let the host wait for ``event`` as it was last recorded."""
+        check(self._cu.cuEventSynchronize, self._events[event])
 
     def event(self) -> Event:
         handle = check(self._cu.cuEventCreate, self._cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)

@@ -30,6 +30,8 @@ class HostMachine:
 
     kind = "host"
     predicted = False
+    scratch_in_process = True
+    recorder = None
     itemsize = ITEMSIZE
 
     def __init__(self, config: EngineConfig) -> None:
@@ -79,6 +81,8 @@ class HostMachine:
 class HostCompute:
     """A :class:`engine.machine.protocol.Compute`: embeddings and logits pass through host memory."""
 
+    lag = 0
+
     def __init__(self, forward: Forward, store: WeightStore, provider: str) -> None:
         self._forward, self._store, self.provider = forward, store, provider
         self.run_prefill = forward.run_prefill
@@ -93,6 +97,12 @@ class HostCompute:
 
     def begin_decode(self, tokens: Sequence[int], lengths: Sequence[int]) -> None:
         self._forward.begin_decode(self._store.embed(list(tokens)), list(lengths))
+
+    def sent(self) -> None:
+        """The pass is over by now."""
+
+    def close(self) -> None:
+        """Kernels hold nothing of the device."""
 
     def results(self, generation: int, step: int) -> tuple[list[int], list[str]]:
         logits = self._forward.logits()

@@ -44,6 +44,7 @@ class NoCompute:
 
     provider = "none (counted only)"
     rebinds = 0
+    lag = 0
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -60,6 +61,12 @@ class NoCompute:
     def run_decode(self, unit: Unit) -> None:
         """Nothing to run."""
 
+    def sent(self) -> None:
+        """Nothing comes back."""
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
     def results(self, generation: int, step: int) -> tuple[list[int], list[str]]:
         return [0] * self._rows, [""] * self._rows
 
@@ -69,6 +76,8 @@ class LedgerMachine:
 
     kind = "ledger"
     predicted = True
+    scratch_in_process = True
+    recorder = None
     itemsize = _FP16
     threads = 0
     end_ids: tuple[int, ...] = ()

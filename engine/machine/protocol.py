@@ -28,10 +28,31 @@ class WeightSource(Protocol):
         """Host address of a unit's first byte."""
 
 
+class Recorder(Protocol):
+    """Records what is enqueued on the device's streams, so that it can be enqueued again in one call."""
+
+    def record(self, enqueue: Callable[[], None]) -> Callable[[], None]:
+        """Record what ``enqueue`` puts on the streams, running none of it; the result replays it.
+
+        Raises
+        ------
+        DeviceError
+            When it cannot be recorded; the streams are as before.
+        """
+
+    def close(self) -> None:
+        """Free every recording."""
+
+
 class Compute(Protocol):
-    """Kernels bound to one engine's memory."""
+    """Kernels bound to one engine's memory.
+
+    ``lag`` is how many passes with head may be under way before the results of one are asked for. Where it is not 0,
+    tokens and lengths are fed back on the device, and what :meth:`begin_decode` is told of them may be older.
+    """
 
     provider: str
+    lag: int
 
     @property
     def rebinds(self) -> int:
@@ -49,8 +70,17 @@ class Compute(Protocol):
     def run_decode(self, unit: Unit) -> None:
         """Run one unit of a decode pass."""
 
+    def sent(self) -> None:
+        """A pass with head has been enqueued: its results may come back."""
+
     def results(self, generation: int, step: int) -> tuple[list[int], list[str]]:
-        """Token and logits digest of each row, after a pass with head. Raises InvalidLogits."""
+        """Token and logits digest of each row of the oldest pass with head not yet asked about. Raises InvalidLogits.
+
+        ``generation`` and ``step`` only name the pass in an error.
+        """
+
+    def close(self) -> None:
+        """Let go of kernels and bindings, before the device closes."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +92,11 @@ class Workspace:
 
 
 class Machine(Protocol):
-    """One device kind with one model on it, before anything is placed. Opening one may raise an EbbError."""
+    """One device kind with one model on it, before anything is placed. Opening one may raise an EbbError.
+
+    ``scratch_in_process`` says whether kernel scratch lies in the process's own memory, where it can be measured;
+    elsewhere the kernels are held to their charge. ``recorder`` is None where a step cannot be recorded.
+    """
 
     kind: str
     predicted: bool
@@ -72,6 +106,11 @@ class Machine(Protocol):
     end_ids: tuple[int, ...]
     itemsize: int
     threads: int
+    scratch_in_process: bool
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """What records steps."""
 
     @property
     def device(self) -> Device:

@@ -25,6 +25,9 @@ from engine.weights.residency import Fill, Traffic
 class Hotset:
     """A :class:`engine.weights.residency.Residency` exact to the granule."""
 
+    policy = "hotset"
+    static = True
+
     def __init__(
         self,
         device: Device,
@@ -47,6 +50,7 @@ class Hotset:
         self._hot: list[list[Granule]] = [[] for _ in self._units]
         self._ring: list[list[Granule]] = [[] for _ in range(self._ring_slots)]
         self._placement = Placement(self._sizes, self._sizes, self._ring_slots)
+        self.evictions = 0
         self._traffic: tuple[Traffic, ...] = ()
         self._fills: tuple[tuple[Fill, ...], ...] = ()
 
@@ -121,6 +125,9 @@ class Hotset:
             undo.callback(self._ledger.commit, WEIGHTS, len(leaving) * self._granule)
             self._adopt(after)
             undo.callback(self._adopt, before)
+            turned_cold = sum(after.cold) - sum(before.cold)
+            self.evictions += turned_cold
+            undo.callback(self._forget_evictions, turned_cold)
             return undo.pop_all().close
 
     def promote(self, allowance: int) -> None:
@@ -168,6 +175,9 @@ class Hotset:
             undo.callback(self._own, unit, start, block)
             freed[unit.index] = block
         return freed
+
+    def _forget_evictions(self, count: int) -> None:
+        self.evictions -= count
 
     def _choose_ring_granules(self, freed: dict[int, list[Granule]], count: int) -> list[list[Granule]]:
         """``count`` more granules a slot out of what was freed, whole blocks first: a block maps in one call."""
@@ -225,6 +235,9 @@ class Hotset:
                     hit_bytes=unit.weight_bytes - streamed,
                     page_ins=cold,
                     htod_bytes=streamed,
+                    # A cold granule is never admitted: it passes through the ring.
+                    bypassed_page_ins=cold,
+                    bypassed_bytes=streamed,
                 )
             )
         self._fills, self._traffic = tuple(fills), tuple(traffic)

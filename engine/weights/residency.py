@@ -23,7 +23,9 @@ class Traffic:
     """What one run of a unit costs, counted by the policy: pages and bytes by where they come from.
 
     A page is what the policy moves as a whole: a granule (hotset) or a tensor (paged). Bytes are weight
-    bytes; ``hit_bytes + htod_bytes + in_place_bytes`` is the unit's weight bytes.
+    bytes; ``hit_bytes + htod_bytes + in_place_bytes`` is the unit's weight bytes. ``htod_bytes`` is
+    ``compulsory_bytes`` (admitted for the first time since the load) + ``bypassed_bytes`` (never admitted)
+    + ``refetched_bytes`` (admitted again after an eviction).
     """
 
     hits: int = 0
@@ -32,6 +34,9 @@ class Traffic:
     htod_bytes: int = 0
     bypassed_page_ins: int = 0
     in_place_bytes: int = 0
+    compulsory_bytes: int = 0
+    bypassed_bytes: int = 0
+    refetched_bytes: int = 0
 
 
 class Residency(Protocol):
@@ -54,7 +59,7 @@ class Residency(Protocol):
         """
 
     def fills(self, unit: Unit) -> tuple[Fill, ...]:
-        """The copies of the last :meth:`prepare`; for a static placement those of every run."""
+        """The copies a run of ``unit`` lacks as things stand; for a static placement those of every run."""
 
     def slot(self, unit: Unit) -> int:
         """The staging slot that ``unit`` fills; a slot may be filled again once its last user has run."""
@@ -66,7 +71,22 @@ class Residency(Protocol):
         """Shrink to ``allowance``; the granules freed go to the pool. Return what undoes it."""
 
     def promote(self, allowance: int) -> None:
-        """Grow back to ``allowance``."""
+        """Grow back to ``allowance``, to the placement that a load under it gives.
+
+        Called before every generation, so that all start alike.
+        """
+
+    @property
+    def policy(self) -> str:
+        """The policy's published name."""
+
+    @property
+    def static(self) -> bool:
+        """Whether every step needs the same copies as long as the allowance stays, so that a step can be replayed."""
+
+    @property
+    def evictions(self) -> int:
+        """Pages that lost their memory to another page or to a reclaim, since the load."""
 
     @property
     def slots(self) -> int:

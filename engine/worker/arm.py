@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any
 
@@ -106,7 +107,9 @@ def _result(engine: Engine, generations: list[Generation], wall: float, scratch:
     growths = [event for event in loop.growths if event.generation >= engine.config.warmup]
     ledger = engine.ledger.snapshot()
     ledger["workspace_charge"] = engine.plan.workspace_charge
-    ledger["workspace_measured"] = engine.plan.workspace_buffers + scratch
+    # Where scratch lies elsewhere, the kernels themselves are held to their charge.
+    measured_here = engine.machine.scratch_in_process
+    ledger["workspace_measured"] = engine.plan.workspace_buffers + scratch if measured_here else None
     speeds = [g.tokens_per_s for g in measured if g.tokens_per_s is not None and not engine.machine.predicted]
     return {
         "schema": 1,
@@ -115,8 +118,10 @@ def _result(engine: Engine, generations: list[Generation], wall: float, scratch:
         "stopped": generations[-1].stopped,
         "counters": loop.window.report(engine.plan.budget.bytes, engine.residency.mapped_physical),
         "accounting": loop.window.accounting(engine.weight_bytes),
+        "capture": engine.capture_record(),
         "ledger": ledger,
         "growth": [growth_record(event) for event in growths],
+        "memory": [dataclasses.astuple(point) for point in loop.memory],
         "windows": [bucket_record(bucket) for bucket in loop.buckets],
         "device": {
             "resident_bytes": engine.device.resident_bytes(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from engine.config import EngineConfig
-from engine.reference import PlainLoop
+from engine.machine.open import open_reference
 from engine.worker.events import Events, Progress, wait_for_go
 from engine.worker.record import generation_record
 
@@ -13,7 +13,7 @@ from engine.worker.record import generation_record
 def run_reference(config: EngineConfig, events: Events) -> None:
     """Load, generate once, and emit the result."""
     started = time.perf_counter()
-    loop = PlainLoop(config)
+    loop = open_reference(config)
     events.emit("loaded", load_s=time.perf_counter() - started)
     wait_for_go(events)
     events.emit("measure_start")
@@ -24,6 +24,7 @@ def run_reference(config: EngineConfig, events: Events) -> None:
         schema=1,
         source="plain loop",
         generations=[generation_record(generation)],
-        text=[loop.tokenizer.decode(row) for row in generation.tokens],
+        text=[loop.text(row) for row in generation.tokens],
         stopped=generation.stopped,
     )
+    loop.close()

@@ -23,7 +23,7 @@ from runner.execution.outcome import Outcome, exit_code
 from runner.execution.services import Services, check_writable
 from runner.plan.jobs import Plan
 from runner.record.recording import new_folder, run_content, run_status, write_files
-from runner.record.tracking import RunContent, RunStatus, Tracker
+from runner.record.tracking import RunContent, RunStatus, Tracker, tag_name
 from runner.screen.progress import Screen
 from runner.screen.report import job_report, where_lines
 from runner.screen.sweep_report import sweep_report, sweep_where_lines
@@ -198,7 +198,7 @@ class _Session:
             folder = new_folder(services.store, "sweep")
             (folder / "report.md").write_text(report.markdown(), encoding="utf-8")
         done: RunStatus = "FINISHED" if all(o.status == "passed" for o in outcomes) else "FAILED"
-        content = RunContent(tags={f"job.{o.label}": o.status for o in outcomes}, folder=folder)
+        content = RunContent(tags={f"job.{tag_name(o.label)}": o.status for o in outcomes}, folder=folder)
         tracker.finish(services.sweep_id, "KILLED" if services.stop.requested else done, content)
         where = sweep_where_lines(services.store, folder, tracker.uri, tracker.problem)
         self._screen.line()

@@ -19,6 +19,7 @@ from runner.execution.outcome import Outcome, Part, ProcessRun
 from runner.plan.jobs import Job
 from runner.record.figures import outcome_figures, part_figures
 from runner.record.jsonfile import write_json
+from runner.record.lending_figure import write_lending_figure
 from runner.record.tracking import Point, RunContent, RunStatus
 from runner.watch.proc import process_started_at
 
@@ -55,6 +56,7 @@ def write_files(folder: Path, job: Job, outcome: Outcome, identities: Mapping[st
             pairs = zip(part.config.workload.prompts, run.record.get("text", ()), strict=False)
             texts += [f"[N={part.rows}] {prompt!r}\n{text}\n" for prompt, text in pairs]
     (folder / "text.txt").write_text("\n".join(texts), encoding="utf-8")
+    write_lending_figure(folder / "lending.png", outcome)
     with (folder / "samples.jsonl").open("w", encoding="utf-8") as file:
         for number, run in enumerate(_runs(outcome)):
             for sample in run.samples.series:

@@ -12,6 +12,7 @@ import fcntl
 import logging
 import os
 import queue
+import re
 import socket
 import threading
 import time
@@ -70,6 +71,11 @@ def open_hint(uri: str) -> str:
     if uri.startswith(("http://", "https://")):
         return f"open the store at {uri}"
     return f"open the store with: mlflow server --backend-store-uri {uri}"
+
+
+def tag_name(text: str) -> str:
+    """``text`` as part of a tag's name: MLflow allows letters, digits, dash, dot, blank, colon, slash, underscore."""
+    return re.sub(r"[^\w\-. :/]", "_", text)
 
 
 class Tracker:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -63,3 +64,34 @@ def test_text_streams_from_the_command_line(real_model: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(" Paris.")
     assert "streamed a step" in done.stderr
+
+
+def test_a_long_context_takes_back_over_100_megabytes_and_changes_nothing(real_model: Path) -> None:
+    sentence = "Every spring the river carries silt down from the hills, and every autumn the storms push it back. "
+    config = EngineConfig(
+        model=ModelConfig(str(real_model)),
+        workload=WorkloadConfig((sentence * 56, "In short, " + sentence * 30), tokens=6),
+        device=DeviceConfig(limit_bytes=576 << 20, threads=2),
+        policy=PolicyConfig(lending=True),
+        max_context=2048,
+        warmup=0,
+        measured=1,
+    )
+    expected = PlainLoop(config).generate()
+    for policy in (PolicyConfig(lending=True), PolicyConfig()):
+        with Engine(dataclasses.replace(config, policy=policy)) as engine:
+            assert len(engine.prompts[0]) > 1024
+            (made,) = engine.run()
+            assert made.tokens == expected.tokens
+            assert made.digests == expected.digests
+            assert engine.ledger.clean()
+            assert engine.ledger.oversubscribed_bytes == 0
+            assert engine.device.resident_bytes() == engine.ledger.committed
+            growths = [event.growth for event in engine.loop.growths]
+            assert [growth.to_tokens for growth in growths] == [512, 1024, 2048]
+            demoted = [growth.reclaimed_from_weights for growth in growths if growth.reclaimed_from_weights]
+            if policy.lending:
+                assert len(demoted) >= 2
+                assert sum(demoted) >= 100e6
+            else:
+                assert not demoted

@@ -10,6 +10,7 @@ from engine.config import DeviceConfig, EngineConfig, ModelConfig, PolicyConfig,
 from engine.engine import Engine
 from engine.faults import Faults
 from engine.reference import PlainLoop
+from engine.weights.policies import DYNAMIC
 from tests.tiny_model import Tiny, judge
 
 PROMPTS = ("Hello", "ab", "What(is)this?")
@@ -65,6 +66,7 @@ POLICIES = {
     "one ring slot": PolicyConfig(ring_slots=1),
     "three ring slots": PolicyConfig(ring_slots=3),
     "stable_resident": PolicyConfig(residency="stable_resident"),
+    **{name: PolicyConfig(residency=name) for name in DYNAMIC},
     "unmanaged": PolicyConfig(managed=False, commits_on_demand=False, cold="in_place"),
     "full KV at load": PolicyConfig(commits_on_demand=False),
 }
@@ -134,7 +136,7 @@ def long_reference(model: Path) -> PlainLoop:
     return PlainLoop(growing(model, GROWING_LIMIT))
 
 
-@pytest.mark.parametrize("residency", ["hotset", "stable_resident"])
+@pytest.mark.parametrize("residency", ["hotset", "stable_resident", *DYNAMIC])
 def test_growth_takes_memory_back_from_weights_and_changes_no_token(
     model: Path, long_reference: PlainLoop, residency: str
 ) -> None:

@@ -40,7 +40,8 @@ BAD = {
     ("model=/tmp/x.gguf",): "model=/tmp/x.gguf: no such model.",
     ("device=cuda",): "device=cuda: no such device. Devices: host.",
     ("workload=lng",): "workload=lng: no such workload. Did you mean long? Workloads: default, long.",
-    ("policy=hotst",): "policy=hotst: no such policy. Did you mean hotset? Policies: hotset, stable_resident.",
+    ("policy=hotst",): "policy=hotst: no such policy. Did you mean hotset? Policies: "
+    "byte_aware, hotset, largest, lru, mru, smallest, stable_resident.",
     ("tracking=x",): "tracking=x: no such tracking store. Tracking stores: sqlite.",
     ("+arm=elastic",): "+arm=elastic: arm is a setting already. Write arm=elastic, without +.",
     ("++arm=elastic",): "++arm=elastic: arm is a setting already. Write arm=elastic, without +.",
