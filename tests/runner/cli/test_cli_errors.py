@@ -36,9 +36,9 @@ BAD = {
     ("arm=elastc",): f"arm=elastc: no such arm. Did you mean elastic? {ARMS}",
     ("arm=",): f"arm=: no such arm. {ARMS}",
     ("arm=null",): f"arm=null: no such arm. {ARMS}",
-    ("model=foo",): "model=foo: no such model. Models: smollm2.",
+    ("model=foo",): "model=foo: no such model.",
     ("model=/tmp/x.gguf",): "model=/tmp/x.gguf: no such model.",
-    ("device=cuda",): "device=cuda: no such device. Devices: host.",
+    ("device=tpu",): "device=tpu: no such device.",
     ("workload=lng",): "workload=lng: no such workload. Did you mean long? Workloads: default, long.",
     ("policy=hotst",): "policy=hotst: no such policy. Did you mean hotset? Policies: "
     "byte_aware, hotset, largest, lru, mru, smallest, stable_resident.",
