@@ -35,7 +35,7 @@ class DeviceSettings(_Frozen):
     kind: Literal["host", "ledger", "cuda"]
     limit: Size
     granule: Size
-    threads: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=1024)
     capture: bool = True
 
 

@@ -79,8 +79,7 @@ def plan_memory(spec: ModelSpec, config: EngineConfig, needs: Needs) -> MemoryPl
     CapacityUnavailable
         When the plan cannot work, with the numbers and the largest context that would fit.
     """
-    if config.max_context > spec.context:
-        raise InvalidRequest(f"max_context={config.max_context:,} is beyond the model's context of {spec.context:,}")
+    check_context(spec, config)
     granule, policy = config.device.granule_bytes, config.policy
     layout = kv_layout(spec, config, needs.itemsize)
     buffers, scratch = _up(needs.workspace.buffers, granule), needs.workspace.scratch
@@ -116,6 +115,11 @@ def plan_memory(spec: ModelSpec, config: EngineConfig, needs: Needs) -> MemoryPl
             f"a weight budget of {budget.bytes:,} B is below the least workable {needs.least:,} B"
         )
     weights = min(weights, room)
+    if policy.cold == "in_place" and on_demand and weights > floor:
+        raise InvalidRequest(
+            "cold=in_place with lending: kernels are bound to where each tensor lies, so weights read in place "
+            "cannot give memory back while decoding; use cold=copy, or arm=wddm_legacy"
+        )
     return MemoryPlan(
         limit=limit,
         lifted=lifted,
@@ -130,6 +134,12 @@ def plan_memory(spec: ModelSpec, config: EngineConfig, needs: Needs) -> MemoryPl
         weights=weights,
         weights_floor=min(weights, floor),
     )
+
+
+def check_context(spec: ModelSpec, config: EngineConfig) -> None:
+    """Refuse a declared context beyond the model's. Raises InvalidRequest."""
+    if config.max_context > spec.context:
+        raise InvalidRequest(f"max_context={config.max_context:,} is beyond the model's context of {spec.context:,}")
 
 
 def check_lengths(config: EngineConfig, prompt_lengths: list[int]) -> None:
@@ -162,11 +172,8 @@ def _too_small(spec: ModelSpec, config: EngineConfig, needs: Needs, charge: int,
         middle = (low + high) // 2
         low, high = (middle, high) if layout.committed_bytes(middle, granule) <= spare else (low, middle)
     need = layout.committed_bytes(config.max_context, granule)
-    advice = (
-        f"the largest max_context that fits is {low:,}"
-        if low
-        else f"the least workable device.limit is {needs.least + charge + layout.committed_bytes(1, granule):,} B"
-    )
+    least = needs.least + charge + need
+    advice = f"device.limit={least:,}B would do" + (f", or max_context={low:,}" if low else "")
     return (
         f"{rows} row(s) of max_context={config.max_context:,} need {need:,} B of KV, the workspace {charge:,} B and "
         f"the weights at least {needs.least:,} B, which is more than device.limit={limit:,} B; {advice}"

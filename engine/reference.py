@@ -20,7 +20,7 @@ from engine.decode.loop import Generation, OnStep, chunks
 from engine.model.gguf_file import open_gguf
 from engine.model.spec import ModelSpec, read_spec
 from engine.model.tokenizer import read_tokenizer
-from engine.plan import check_lengths
+from engine.plan import check_context, check_lengths
 from engine.weights.layout import Unit, build_units
 from engine.weights.store import ITEMSIZE, WeightStore
 
@@ -58,6 +58,7 @@ class PlainLoop:
         if config.workload.template == "model":
             texts = tuple(self.tokenizer.chat(text) for text in texts)
         self.prompts = [self.tokenizer.encode(text) for text in texts]
+        check_context(self.spec, config)
         check_lengths(config, [len(prompt) for prompt in self.prompts])
         self.units = build_units(self.spec, ITEMSIZE)
         self.store = WeightStore(self.units, self.spec)

@@ -228,3 +228,19 @@ def children_of_worker() -> list[int]:
             except OSError:
                 continue
     return found
+
+
+def test_one_token_a_row_is_a_run_too(main_job: subprocess.CompletedProcess[str], store: Store) -> None:
+    done = store.run("arm=baseline", "tokens=1", "compare=none")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_an_output_that_is_full_costs_no_run(main_job: subprocess.CompletedProcess[str], store: Store) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, str(PROJECT / "run.py"), "arm=elastic", "compare=none", "tokens=3", *store.settings()],
+            stdout=full, stderr=subprocess.PIPE, text=True, cwd=store.path, timeout=120, check=False,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert all(run.info.status != "RUNNING" for run in store.runs().values())

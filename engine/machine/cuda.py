@@ -1,4 +1,4 @@
-"""The CUDA machine: a shape's made-up int4 weights in pinned host memory, one NVIDIA GPU, ONNX Runtime's CUDA kernels."""
+"""The CUDA machine: made-up int4 weights in pinned host memory, one NVIDIA GPU, ONNX Runtime's CUDA kernels."""
 
 from __future__ import annotations
 
@@ -74,9 +74,7 @@ class CudaMachine:
         widths = tuple(unit.slice("head").shape[0] for unit in self.units if unit.kind == "head")
         kernels = QuantizedKernels(self.shape, widths, scratch, Target(stream=self.device.compute_stream))
         table = (self._pinning.device_address or 0) + self.store.table_address - self.store.base
-        return DeviceForward(
-            kernels, self.shape, self.units, address, table, block, self._passes, kv, self.device
-        )  # fmt: skip
+        return DeviceForward(kernels, self.shape, self.units, address, table, block, self._passes, kv, self.device)
 
     def buffers(self, base: int) -> DeviceBuffers:
         """The buffers of a pass in the block at ``base``."""
@@ -101,6 +99,7 @@ class CudaCompute:
 
     provider = "CUDAExecutionProvider"
     lag = 1
+    scratch_bytes = 0
 
     def __init__(self, machine: CudaMachine, address: AddressOf, kv: KvView, base: int) -> None:
         block = machine.buffers(base)
@@ -137,8 +136,10 @@ def _checked(config: EngineConfig) -> Shape:
         raise InvalidRequest("a shape has no tokenizer: use workload.template=none and ignore_eos=true")
     shape = read_shape(config.model.path)
     if shape.experts > 1:
-        raise InvalidRequest(f"model={shape.spec.name} has experts, which device=cuda cannot run; device=ledger counts it")
-    if shape.spec.kv_heads * shape.spec.head_dim % shape.block or shape.bits != 4:
-        raise InvalidRequest(f"model={shape.spec.name}: device=cuda multiplies 4-bit weights in blocks of {shape.block}")
+        raise InvalidRequest(
+            f"model={shape.spec.name} has experts; device=ledger counts them, device=cuda cannot run them"
+        )
+    if shape.bits != 4:
+        raise InvalidRequest(f"model={shape.spec.name} has {shape.bits}-bit weights; device=cuda multiplies 4-bit ones")
     os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
     return shape

@@ -1,9 +1,9 @@
 """The bindings of a forward pass whose activations, tokens and lengths stay on the device.
 
-A decode step begins with the tokens that the last one chose: embedding, layers, final norm, the head's chunks, the choice
-of tokens, lengths plus one. Nothing of it needs the host, so the whole of it can be recorded. The total length that
-attention reads from host memory would be baked into a recording: decode gives it the bucket's capacity, and true lengths
-lie on the device.
+A decode step begins with the tokens that the last one chose: embedding, layers, final norm, the head's chunks, the
+choice of tokens, lengths plus one. Nothing of it needs the host, so the whole of it can be recorded. The total length
+that attention reads from host memory would be baked into a recording: decode gives it the bucket's capacity, and true
+lengths lie on the device.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def scratch_of(shape: Shape, rows: int, chunk: int) -> Scratch:
     matrices = [np.prod(d) for d in spec.layer_shapes().values() if len(d) == 2]
     unpacked = int(max(matrices)) * _HALF_BYTES if tokens > FUSED_ROWS else 0
     # Allocations are rounded up and freed pieces do not always fit the next: twice the sum.
-    return Scratch(2 * (tokens * widths * _HALF_BYTES + unpacked) + _FIXED, 2 * rows * spec.vocab * 8 + _SMALL)
+    return Scratch(2 * (tokens * widths * _HALF_BYTES + unpacked) + _FIXED, rows * spec.vocab * 32 + 4 * _SMALL)
 
 
 class Bound:

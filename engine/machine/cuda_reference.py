@@ -1,7 +1,7 @@
 """The plain loop on a GPU: the same kernels over plainly allocated memory, every weight resident, step by step.
 
-Neither governor, pager, ring, KV arena nor recording has a part in it. Keys and values are held in buckets as the engine
-holds them, since attention adds up in another order at another capacity; a larger bucket is a new allocation.
+Neither governor, pager, ring, KV arena nor recording has a part in it. Keys and values are held in buckets as the
+engine holds them, since attention adds up in another order at another capacity; a larger bucket is a new allocation.
 """
 
 from __future__ import annotations
@@ -181,4 +181,3 @@ class CudaPlainLoop:
         if self._forward is None:
             raise DeviceError("the plain loop is closed")
         return self._forward
-

@@ -118,11 +118,13 @@ def _pieces(out: NDArray[np.generic], key: tuple[int, ...]) -> Iterator[tuple[ND
 
 def _normal(deviation: float, around: float = 0.0) -> NDArray[np.float16]:
     numbers = np.random.default_rng(0).standard_normal(1 << 16)
-    return (around + deviation * numbers).astype(np.float16)
+    choices: NDArray[np.float16] = (around + deviation * numbers).astype(np.float16)
+    return choices
 
 
 def _signed(size: float) -> NDArray[np.float16]:
     """Sizes from half to one and a half of ``size``, half of them negative."""
     rng = np.random.default_rng(1)
     sizes = size * rng.uniform(0.5, 1.5, 1 << 16)
-    return (sizes * rng.choice([-1.0, 1.0], 1 << 16)).astype(np.float16)
+    choices: NDArray[np.float16] = (sizes * rng.choice([-1.0, 1.0], 1 << 16)).astype(np.float16)
+    return choices

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from engine.model.spec import read_spec
 from engine.model.tokenizer import read_tokenizer
 from engine.weights.layout import build_units
 from engine.weights.store import ITEMSIZE, WeightStore
+
+_PAGE = os.sysconf("SC_PAGESIZE")
 
 SCRATCH_FIXED = 2 << 20
 """Kernel scratch that does not depend on shapes: attention tiles, packing panels, allocator rounding."""
@@ -87,19 +90,30 @@ class HostCompute:
         self._forward, self._store, self.provider = forward, store, provider
         self.run_prefill = forward.run_prefill
         self.run_decode = forward.run_decode
+        self.scratch_bytes = 0
+        self._before: int | None = None
 
     @property
     def rebinds(self) -> int:
         return self._forward.rebinds
 
     def begin_prefill(self, row: int, tokens: Sequence[int], past: int) -> None:
+        self._watch_scratch()
         self._forward.begin_prefill(row, self._store.embed(list(tokens)), past)
 
     def begin_decode(self, tokens: Sequence[int], lengths: Sequence[int]) -> None:
+        self._watch_scratch()
         self._forward.begin_decode(self._store.embed(list(tokens)), list(lengths))
 
     def sent(self) -> None:
-        """The pass is over by now."""
+        """The pass is over by now. What it left allocated is kernel scratch; what is kept of it comes later."""
+        if self._before is not None:
+            self.scratch_bytes += max(0, private_bytes() - self._before)
+            self._before = None
+
+    def _watch_scratch(self) -> None:
+        if self._before is None:
+            self._before = private_bytes()
 
     def close(self) -> None:
         """Kernels hold nothing of the device."""
@@ -107,3 +121,10 @@ class HostCompute:
     def results(self, generation: int, step: int) -> tuple[list[int], list[str]]:
         logits = self._forward.logits()
         return pick(logits, generation, step), digest(logits)
+
+
+def private_bytes() -> int:
+    """Resident memory of this process that is its own: neither files nor the device's shared memory."""
+    with open("/proc/self/statm", "rb", buffering=0) as file:
+        resident, shared = file.read().split()[1:3]
+    return (int(resident) - int(shared)) * _PAGE

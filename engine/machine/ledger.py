@@ -45,6 +45,7 @@ class NoCompute:
     provider = "none (counted only)"
     rebinds = 0
     lag = 0
+    scratch_bytes = 0
 
     def __init__(self, rows: int) -> None:
         self._rows = rows

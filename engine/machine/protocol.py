@@ -53,6 +53,8 @@ class Compute(Protocol):
 
     provider: str
     lag: int
+    scratch_bytes: int
+    """Growth of the process's own memory while kernels ran; 0 where scratch does not lie there."""
 
     @property
     def rebinds(self) -> int:

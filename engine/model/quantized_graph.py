@@ -128,7 +128,7 @@ def pick_graph(widths: Sequence[int]) -> bytes:
         helper.make_node("ReduceMin", ["candidates", "last_axis"], ["tokens"], keepdims=0),
         helper.make_node("Add", ["lengths", "one"], ["longer"]),
     ]
-    constants = {
+    constants: dict[str, np.ndarray] = {
         "last_axis": np.array([-1], np.int64),
         "last_id": np.array([vocab - 1], np.int32),
         "one": np.array([1], np.int32),

@@ -42,7 +42,6 @@ def _generate(engine: Engine, events: Events) -> None:
     config = engine.config
     progress = Progress(events, config.warmup + config.measured, config.workload.tokens)
     generations: list[Generation] = []
-    scratch = _Scratch()
     for index in range(config.warmup + config.measured):
         if index == config.warmup:
             wait_for_go(events)
@@ -50,10 +49,9 @@ def _generate(engine: Engine, events: Events) -> None:
             started = time.perf_counter()
         measured = index >= config.warmup
         generations.append(engine.loop.generate(index, engine.prompts, measured=measured, on_step=progress))
-        scratch.look()
     wall = time.perf_counter() - started
     events.emit("measure_end")
-    events.emit("result", **_result(engine, generations, wall, scratch.grown))
+    events.emit("result", **_result(engine, generations, wall))
 
 
 def plan_record(engine: Engine) -> dict[str, Any]:
@@ -102,14 +100,16 @@ def _model_record(spec: ModelSpec, engine: Engine) -> dict[str, Any]:
     }
 
 
-def _result(engine: Engine, generations: list[Generation], wall: float, scratch: int) -> dict[str, Any]:
+def _result(engine: Engine, generations: list[Generation], wall: float) -> dict[str, Any]:
     loop, measured = engine.loop, [g for g in generations if g.measured]
     growths = [event for event in loop.growths if event.generation >= engine.config.warmup]
     ledger = engine.ledger.snapshot()
     ledger["workspace_charge"] = engine.plan.workspace_charge
     # Where scratch lies elsewhere, the kernels themselves are held to their charge.
     measured_here = engine.machine.scratch_in_process
-    ledger["workspace_measured"] = engine.plan.workspace_buffers + scratch if measured_here else None
+    ledger["workspace_measured"] = (
+        engine.plan.workspace_buffers + engine.compute.scratch_bytes if measured_here else None
+    )
     speeds = [g.tokens_per_s for g in measured if g.tokens_per_s is not None and not engine.machine.predicted]
     return {
         "schema": 1,
@@ -126,6 +126,7 @@ def _result(engine: Engine, generations: list[Generation], wall: float, scratch:
         "device": {
             "resident_bytes": engine.device.resident_bytes(),
             "granule_bytes": engine.device.granularity,
+            "unaccounted_bytes": _unaccounted(engine),
         },
         "latency": {} if engine.machine.predicted else latency_record(measured, growths),
         "timing": {
@@ -136,21 +137,9 @@ def _result(engine: Engine, generations: list[Generation], wall: float, scratch:
     }
 
 
-class _Scratch:
-    """How much anonymous memory the process has gained since generation began: kernel scratch, mostly."""
-
-    def __init__(self) -> None:
-        self._before = _anonymous_bytes()
-        self.grown = 0
-
-    def look(self) -> None:
-        """Note the growth so far."""
-        self.grown = max(self.grown, _anonymous_bytes() - self._before)
-
-
-def _anonymous_bytes() -> int:
-    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
-        for line in status:
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1]) * 1024
-    return 0
+def _unaccounted(engine: Engine) -> int:
+    """Bytes of the device that this process took and the ledger does not know: scratch, code, libraries."""
+    if engine.machine.scratch_in_process:
+        return 0
+    granules = engine.device.counters.live_granules * engine.device.granularity
+    return max(0, engine.device.resident_bytes() - granules)

@@ -19,7 +19,7 @@ from runner.watch.lock import DeviceLock
 from runner.watch.nvml import NvmlProbe
 from runner.watch.sampler import Sampler
 
-_MARKS = frozenset(("loaded", "first_token", "growth", "ready", "measure_start", "measure_end"))
+_MARKS = frozenset(("plan", "loaded", "first_token", "growth", "ready", "measure_start", "measure_end"))
 _LONGEST_SILENCE_S = 600.0
 
 
@@ -57,7 +57,7 @@ class Launcher:
         fault = dict(self.fault) if self.fault is not None and mode == "arm" else None
         job = {"mode": mode, "config": config.to_dict(), "fault": fault}
         child = Child(job, log, worker=self.worker, limits=limits, environment=_environment())
-        sampler = Sampler(child.pid, self.probe).start()
+        sampler = Sampler(child.pid, self.probe, on_gpu=config.device.kind == "cuda").start()
         started()
 
         def heard(event: dict[str, Any]) -> None:

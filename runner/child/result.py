@@ -58,7 +58,8 @@ def crash_reason(code: int | None, record: Event | None, error: Event | None, lo
     if error is not None and code is not None and code >= 0:
         if error.get("kind") in _NAMED:
             return None
-        return f"exit code {code}: {error.get('message', 'no message')}"
+        first_line = str(error.get("message", "no message")).partition("\n")[0]
+        return f"exit code {code}: {first_line}"
     if code is not None and code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
         hint = "; the machine may have run out of memory" if -code == signal.SIGKILL else ""

@@ -1,7 +1,8 @@
 """Ctrl-C and SIGTERM as a flag that waiting code looks at, so that clean-up is never cut in half.
 
-A handler that raises can raise anywhere, also inside the code that marks a run as killed. Here the first signal
-only sets the flag and wakes whoever waits; the second one is left to Python's default and ends the process.
+A handler that raises can raise anywhere, also inside the code that marks a run as killed. Here a signal only sets the
+flag and wakes whoever waits. A second one changes nothing: clean-up has bounds of its own, and cutting it in half
+would leave the run RUNNING in the store.
 """
 
 from __future__ import annotations
@@ -64,7 +65,6 @@ def watching_signals() -> Iterator[Stop]:
 
     def handle(number: int, _frame: FrameType | None) -> None:
         stop.request(signal.Signals(number).name)
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
     for number in _SIGNALS:
         # A signal that was ignored at the start (nohup) stays ignored.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 
@@ -10,6 +11,9 @@ from runner.errors import Interrupted, RunnerError
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code: 0, or the code of the error class that ended it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a narrow encoding costs a mark, never the run
     try:
         return _main(list(arguments))
     except KeyboardInterrupt:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -19,7 +20,7 @@ from runner.child.spawn import WORKER
 from runner.errors import UserError
 from runner.execution.baselines import BASELINE, baseline_job, compares
 from runner.execution.job_run import JobRun
-from runner.execution.outcome import Outcome, exit_code
+from runner.execution.outcome import EXIT_CODES, Outcome, exit_code
 from runner.execution.services import Services, check_writable
 from runner.plan.jobs import Plan
 from runner.record.recording import new_folder, run_content, run_status, write_files
@@ -77,12 +78,27 @@ class _Session:
         self._services = services
         self._screen = services.screen
         self._outcomes: dict[str, Outcome] = {}
+        self._lost = False
         self._runs = self._with_baselines()
         labels = [label for run in self._runs for label in run.labels]
         self._label_width = max(len(label) for label in [*labels, "reference"])
 
     def run(self) -> int:
-        """All of it."""
+        """All of it. Whatever goes wrong on the way, no run is left open in the store."""
+        try:
+            code = self._run_jobs()
+        except BaseException as error:
+            self._close_open_runs(f"{type(error).__name__}: {error}")
+            raise
+        return EXIT_CODES["crashed"] if self._lost else code
+
+    def _close_open_runs(self, reason: str) -> None:
+        for run in self._runs:
+            if run.run_id is not None and not run.recorded:
+                tags = {"ebb.reason": reason[:500]}
+                self._services.tracker.finish(run.run_id, "FAILED", RunContent(tags=tags))
+
+    def _run_jobs(self) -> int:
         self._header()
         for run in self._schedule():
             if not self._services.stop.requested and not run.ended:
@@ -183,7 +199,9 @@ class _Session:
             run.keep_baseline()
         except OSError as error:
             self._screen.line(f"note   the local files of {outcome.label} could not be written: {error}")
+            outcome = replace(outcome, folder=None)
         tracker.finish(run.run_id, run_status(outcome), run_content(run.job, outcome, run.folder))
+        self._lost = self._lost or (outcome.folder is None and tracker.problem is not None)
         if not run.companion and not self._plan.sweep:
             where = where_lines(outcome, report_path, tracker.uri, tracker.problem)
             report = job_report(outcome, baseline, where=where)

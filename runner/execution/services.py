@@ -73,6 +73,9 @@ def check_writable(store: Path, uri: str | None) -> None:
         The store's folder, or the database in it (or at a sqlite ``uri``), cannot be written, or ``uri`` is of a kind
         that MLflow refuses (a folder).
     """
+    if bad := [mark for mark in "%?#" if mark in str(store)]:
+        line = f"the store {store} cannot be used: {bad[0]} has a meaning of its own in a database's address"
+        raise UserError(line, "choose another folder with paths.store=FOLDER")
     places = [store, store / "results"]
     if uri is not None and not uri.startswith(_SCHEMES):
         line = f"tracking.uri={uri}: this is no store that MLflow still writes to"

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from engine.config import EngineConfig
 from engine.sizes import human_bytes
+from engine.weights.policies import DYNAMIC
 from runner.judge.references import Reference
 from runner.judge.token_gates import Difference, digest_difference, token_difference
 from runner.watch.contention import ContentionRecord
@@ -19,7 +20,12 @@ Outcome = Literal["pass", "fail", "not_applicable", "reference"]
 
 # A reading from outside may lag the ledger by what is in flight.
 RESIDENCY_SHARE = 0.02
-_EXECUTION_PROVIDER = {"host": "CPUExecutionProvider", "ledger": "none (counted only)"}
+_EXECUTION_PROVIDER = {
+    "host": "CPUExecutionProvider",
+    "ledger": "none (counted only)",
+    "cuda": "CUDAExecutionProvider",
+}
+_RECORDS_STEPS = ("cuda",)
 _PREDICTED = "ledger"
 _NEEDS_A_REAL_DEVICE = ("tokens", "digests", "residency", "logits")
 
@@ -175,7 +181,7 @@ def _policy(evidence: Evidence) -> Verdict:
         "commits_on_demand": policy.commits_on_demand,
         "lending": policy.lending,
         "cold": policy.cold,
-        "capture": False,
+        "capture": _captures(evidence.config),
         "execution_provider": _EXECUTION_PROVIDER[evidence.config.device.kind],
     }
     if policy.managed and evidence.config.device.limit_bytes is not None:
@@ -209,6 +215,8 @@ def _contention(evidence: Evidence) -> Verdict:
 def _residency(evidence: Evidence) -> Verdict:
     ledger = evidence.record["ledger"]
     committed = ledger["peak_committed"] + ledger["unaccounted_committed_bytes"]
+    outside = evidence.record.get("device", {}).get("unaccounted_bytes", 0)
+    committed += outside
     seen = evidence.resident_peak
     if seen is None:
         return Verdict("residency", "fail", "device memory could not be seen from outside")
@@ -222,6 +230,8 @@ def _residency(evidence: Evidence) -> Verdict:
         why = f"{human_bytes(seen)} resident, only {human_bytes(committed)} in the ledger"
         return Verdict("residency", "fail", f"{why} ({evidence.resident_source})", evidence=numbers)
     why = f"{seen:,} B resident, {committed:,} B committed ({evidence.resident_source})"
+    if outside:
+        why += f", {outside:,} B of it outside the ledger: the kernels' scratch, code and libraries"
     return Verdict("residency", "pass", why, "physical", numbers)
 
 
@@ -239,6 +249,8 @@ def _streaming(evidence: Evidence) -> Verdict:
     moved = counters["htod_bytes"] + counters["in_place_bytes"]
     if budget >= weights:
         return Verdict("streaming", "not_applicable", "the budget holds every weight")
+    if not counters["decode_steps"]:
+        return Verdict("streaming", "not_applicable", "no decode step was measured: one token comes from prefill alone")
     if moved == 0:
         why = f"budget {budget:,} B is below the weights, {weights:,} B, but nothing was streamed or read in place"
         return Verdict("streaming", "fail", why)
@@ -254,5 +266,32 @@ def _floor(evidence: Evidence) -> Verdict:
     return Verdict("floor", "pass", f"floor ratio {ratio:.4f}")
 
 
+def _captures(config: EngineConfig) -> bool:
+    """Whether decode steps are to be recorded and replayed: a policy that moves pages between steps cannot be."""
+    return config.device.kind in _RECORDS_STEPS and config.device.capture and config.policy.residency not in DYNAMIC
+
+
 def _capture(evidence: Evidence) -> Verdict:
-    return Verdict("capture", "not_applicable", f"no graph capture on {evidence.config.device.kind}")
+    config = evidence.config
+    if not _captures(config):
+        why = f"no graph capture on {config.device.kind}"
+        if config.device.kind in _RECORDS_STEPS:
+            why = "not asked for" if not config.device.capture else f"policy={config.policy.residency} moves pages"
+        return Verdict("capture", "not_applicable", why)
+    whole, window = evidence.record["capture"], evidence.record["counters"]
+    steps, recorded, replays = window["decode_steps"], window["captures"], window["replays"]
+    numbers = {"process": dict(whole), "steps": steps, "recorded": recorded, "replays": replays}
+    reasons = "; ".join(whole["reasons"]) or "no reason given"
+    if whole["captures"] == 0:
+        return Verdict("capture", "fail", f"nothing was recorded ({reasons})", evidence=numbers)
+    if window["fallbacks"]:
+        why = f"{window['fallbacks']} of {steps} steps fell back to single calls ({reasons})"
+        return Verdict("capture", "fail", why, evidence=numbers)
+    if replays != steps - recorded:
+        why = f"{replays} steps replayed and {recorded} recorded, of {steps}"
+        return Verdict("capture", "fail", why, evidence=numbers)
+    if window["invalidations"] != window["growth_events"]:
+        why = f"{window['invalidations']} invalidations for {window['growth_events']} growths"
+        return Verdict("capture", "fail", why, evidence=numbers)
+    why = f"{replays} of {steps} steps replayed, {recorded} recorded anew; {whole['captures']} recordings in all"
+    return Verdict("capture", "pass", why, "replayed", numbers)

@@ -171,12 +171,17 @@ def _check_platform(settings: Sequence[Settings]) -> None:
 def _check_shapes(settings: Sequence[Settings]) -> None:
     for each in settings:
         shape = each.model.path is not None and is_shape(each.model.path)
+        if each.device.kind == "cuda" and not shape:
+            raise UserError(
+                f"device=cuda runs on a model's shape so far, and model={each.model.name} is none.",
+                f"python run.py device=cuda model={shape_names()[-2]} arm={each.arm.name}",
+            )
         if each.device.kind == "ledger" and not shape:
             raise UserError(
                 f"device=ledger counts on a model's shape, and model={each.model.name} is none.",
                 f"python run.py device=ledger model={shape_names()[-2]} arm={each.arm.name}",
             )
-        if shape and each.device.kind != "ledger":
+        if shape and each.device.kind == "host":
             raise UserError(
                 f"model={each.model.name} is a shape without weights, and device={each.device.kind} needs weights.",
                 f"python run.py device=ledger model={each.model.name} arm={each.arm.name}",

@@ -41,8 +41,8 @@ class Screen:
         return max(60, self._console.width) if self.terminal else 0
 
     def line(self, text: str = "", style: str = "") -> None:
-        """Print one line. A pipe that was closed is not an error of the run."""
-        with contextlib.suppress(BrokenPipeError):
+        """Print one line. An output that is closed, full or cannot show it is not an error of the run."""
+        with contextlib.suppress(OSError, UnicodeError):
             if not self.terminal:
                 print(text, file=self._file, flush=True)
                 return

@@ -229,7 +229,8 @@ def where_lines(outcome: Outcome, report: Path | None, uri: str, problem: str | 
     run = outcome.run_id[:_SHORT_HASH] if outcome.run_id else "not in the store"
     lines = [f"run    {outcome.label}  {run}" + (f"  ·  report {report}" if report else "")]
     if problem:
-        lines.append(f"       {problem}; the results are kept in {outcome.folder}")
+        kept = f"the results are kept in {outcome.folder}" if outcome.folder else "the results are lost"
+        lines.append(f"       {problem}; {kept}")
     else:
         lines.append(f"       {open_hint(uri)}")
     return lines

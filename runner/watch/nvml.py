@@ -16,7 +16,8 @@ from typing import Any
 @dataclass(frozen=True)
 class GpuReading:
     """One reading: bytes, percent, MHz, watts, degrees Celsius. ``reserved_bytes`` is the driver's own part.
-    ``processes`` counts compute processes; None when the list cannot be read, which is not the same as none."""
+    ``processes`` counts compute processes; None when the list cannot be read, which is not the same as none.
+    ``by_process`` are the bytes each of them holds, by process id, for those whose bytes can be read."""
 
     used_bytes: int | None = None
     free_bytes: int | None = None
@@ -29,6 +30,11 @@ class GpuReading:
     temperature_c: int | None = None
     clock_event_reasons: int | None = None
     processes: int | None = None
+    by_process: tuple[tuple[int, int], ...] = ()
+
+    def bytes_of(self, pid: int) -> int | None:
+        """Bytes that process ``pid`` holds, None when that cannot be read."""
+        return dict(self.by_process).get(pid)
 
 
 class NvmlProbe:
@@ -44,6 +50,7 @@ class NvmlProbe:
         nvml, handle = self._nvml, self._handle
         memory = self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2))
         rates = self._ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
+        running = self._ask(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
         power = self._ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
         return GpuReading(
             used_bytes=_int(memory, "used"),
@@ -56,7 +63,10 @@ class NvmlProbe:
             power_w=None if power is None else power / 1000.0,
             temperature_c=self._ask(lambda: int(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))),
             clock_event_reasons=self._ask(lambda: int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))),
-            processes=self._ask(lambda: len(nvml.nvmlDeviceGetComputeRunningProcesses(handle))),
+            processes=None if running is None else len(running),
+            by_process=tuple(
+                (int(each.pid), int(each.usedGpuMemory)) for each in running or () if each.usedGpuMemory is not None
+            ),
         )
 
     def close(self) -> None:

@@ -78,10 +78,16 @@ class Sampler:
         NVML, or None where it is not used.
     interval_s
         Seconds between readings; :meth:`mark` adds one at once.
+    on_gpu
+        The device's memory is the GPU's: what the child holds there beyond what it held when its plan stood.
     """
 
-    def __init__(self, pid: int, probe: NvmlProbe | None = None, interval_s: float = INTERVAL_S) -> None:
+    def __init__(
+        self, pid: int, probe: NvmlProbe | None = None, interval_s: float = INTERVAL_S, on_gpu: bool = False
+    ) -> None:
         self._pid = pid
+        self._on_gpu = on_gpu
+        self._idle: int | None = None
         self._probe = probe
         self._interval = interval_s
         self._memfd: str | None = None
@@ -117,6 +123,8 @@ class Sampler:
         self._wake.set()
         self._thread.join(timeout=5.0)
         source = f"st_blocks of /memfd:{self._memfd}" if self._memfd else "none"
+        if self._on_gpu:
+            source = "NVML, growth of the process since its plan stood"
         wall = time.monotonic() - self._started
         return Samples(tuple(self._series), self._cpu_s, wall, self._max_gap, source)
 
@@ -148,6 +156,8 @@ class Sampler:
         anon, shmem = rss_split(self._pid)
         child, others = self._cpu()
         gpu = self._probe.read() if self._probe is not None else None
+        if self._on_gpu:
+            resident = self._grown(gpu, mark)
         self._series.append(
             replace(
                 sample,
@@ -159,6 +169,13 @@ class Sampler:
                 gpu=gpu,
             )
         )
+
+    def _grown(self, gpu: GpuReading | None, mark: str) -> int | None:
+        """What the child holds of the GPU beyond its reading at ``plan``: the device was open, nothing was placed."""
+        held = gpu.bytes_of(self._pid) if gpu is not None else None
+        if "plan" in mark.split("+") and self._idle is None:
+            self._idle = held
+        return None if held is None or self._idle is None else max(0, held - self._idle)
 
     def _cpu(self) -> tuple[float | None, float | None]:
         """Percent of one core used by the child, percent of the machine used by others, since the last full reading."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 
 from engine.config import DeviceConfig, EngineConfig, ModelConfig, PolicyConfig, WorkloadConfig
 from engine.engine import Engine
+from engine.errors import CapacityUnavailable, InvalidRequest
 from engine.faults import Faults
 from engine.reference import PlainLoop
 from engine.weights.policies import DYNAMIC
@@ -186,3 +189,35 @@ def test_nothing_stays_allocated_after_close(model: Path) -> None:
     engine.close()
     assert engine.ledger.committed == 0
     assert engine.device.counters.live_granules == 0
+
+
+def test_weights_read_in_place_cannot_be_called_back(model: Path) -> None:
+    policy = PolicyConfig(lending=True, cold="in_place", residency="stable_resident")
+    with pytest.raises(InvalidRequest, match="cold=in_place with lending"):
+        Engine(growing(model, GROWING_LIMIT, policy=policy))
+
+
+def test_a_refused_limit_names_one_that_works(model: Path) -> None:
+    config = configure(model, 1 * MIB, policy=PolicyConfig(ring_slots=3))
+    with pytest.raises(CapacityUnavailable, match="would do") as caught:
+        Engine(config)
+    named = re.search(r"device.limit=([0-9,]+)B would do", str(caught.value))
+    assert named is not None
+    limit = int(named[1].replace(",", ""))
+    Engine(dataclasses.replace(config, device=dataclasses.replace(config.device, limit_bytes=limit))).close()
+    with pytest.raises(CapacityUnavailable):
+        Engine(dataclasses.replace(config, device=dataclasses.replace(config.device, limit_bytes=limit - GRANULE)))
+
+
+def test_a_context_beyond_the_models_is_refused_by_engine_and_reference(model: Path) -> None:
+    config = configure(model, 9 * MIB, max_context=5000)
+    for opened in (Engine, PlainLoop):
+        with pytest.raises(InvalidRequest, match="beyond the model's context of 4,096"):
+            opened(config)
+
+
+def test_scratch_is_what_kernels_keep_and_not_what_the_run_records(model: Path) -> None:
+    config = configure(model, 9 * MIB, prompts=("Hello",), tokens=200, warmup=0, measured=20)
+    with Engine(config) as engine:
+        list(engine.run())
+        assert engine.compute.scratch_bytes <= engine.machine.workspace().scratch

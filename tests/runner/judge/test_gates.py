@@ -192,3 +192,8 @@ def test_a_budget_that_shrinks_below_the_weights_must_stream_too() -> None:
     seen = evidence(RESIDENT)
     windows = [{"capacity_tokens": 512, "budget_bytes": 1, "steps": 1, "htod_bytes_per_token": 0.0}]
     assert verdict("streaming", replace(seen, record={**seen.record, "windows": windows})).verdict == "fail"
+
+
+def test_one_token_comes_from_prefill_alone_so_nothing_had_to_stream() -> None:
+    seen = changed("counters", decode_steps=0, htod_bytes=0, in_place_bytes=0, floor_ratio=None)
+    assert verdict("streaming", seen).verdict == "not_applicable"
