@@ -39,7 +39,7 @@ def main() -> None:
     values = {name: [run[name] for run in found] for name in NAMES}
     first, share = (statistics.median(values[name]) for name in NAMES)
     text = heading("Around the arm (host)", where)
-X
+    text += f"`python run.py {' '.join(COMMAND)}`, model cached, reference and baseline stored, {len(found)} runs.\n\n"
     text += "| | median | runs | wanted |\n|---|---|---|---|\n"
     text += f"| command to first token, s | {first:.2f} | {_listed(values[NAMES[0]])} | ≤ {FIRST_TOKEN_LIMIT_S:.0f} |\n"
     text += f"| sampler CPU / wall | {share:.4f} | {_listed(values[NAMES[1]], 4)} | < {SAMPLER_LIMIT} |\n"
