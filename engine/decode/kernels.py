@@ -63,7 +63,7 @@ class Kernels:
     provider = EXECUTION_PROVIDER
 
     def __init__(self, spec: ModelSpec, threads: int) -> None:
-        _one_thread_pool(threads)
+        one_thread_pool(threads)
         options = ort.SessionOptions()
         options.use_per_session_threads = False
         options.enable_mem_pattern = False  # shapes change from pass to pass
@@ -92,8 +92,8 @@ def available_threads() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _one_thread_pool(threads: int) -> None:
-    """Make the process-wide pool and arena, once.
+def one_thread_pool(threads: int | None = None) -> None:
+    """Make the process-wide pool and arena, once; every session must use it. None takes the pool there is.
 
     Raises
     ------
@@ -102,13 +102,14 @@ def _one_thread_pool(threads: int) -> None:
     """
     global _pool_threads
     if _pool_threads is None:
+        threads = threads or available_threads()
         ort.set_global_thread_pool_sizes(threads, 1)
         # Grow by what is asked for, so that scratch memory can be held to its charge.
         arena = ort.OrtArenaCfg(0, 1, -1, -1)
         memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
         ort.create_and_register_allocator(memory, arena)
         _pool_threads = threads
-    elif _pool_threads != threads:
+    elif threads not in (None, _pool_threads):
         raise InvalidRequest(
             f"this process already runs ONNX Runtime with {_pool_threads} threads; {threads} need a new process"
         )

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from engine.decode.kernels import one_thread_pool
 from engine.errors import DeviceError
 from engine.model.quantized_graph import embed_graph, final_norm_graph, head_graph, layer_graph, pick_graph
 from engine.model.shape import Shape
@@ -142,7 +143,9 @@ class QuantizedKernels:
         return Bound(session, self._options, self._target.memory)
 
     def _open(self, graph: bytes, cap: int) -> Any:
+        one_thread_pool()
         options = ort.SessionOptions()
+        options.use_per_session_threads = False
         options.log_severity_level = 3
         options.enable_mem_pattern = False  # shapes change from pass to pass
         # A copy of the weights packed anew would be memory that nobody accounts for.
