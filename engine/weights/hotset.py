@@ -50,6 +50,7 @@ class Hotset:
         self._hot: list[list[Granule]] = [[] for _ in self._units]
         self._ring: list[list[Granule]] = [[] for _ in range(self._ring_slots)]
         self._placement = Placement(self._sizes, self._sizes, self._ring_slots)
+        self._aliased = [0] * len(self._units)
         self.evictions = 0
         self._traffic: tuple[Traffic, ...] = ()
         self._fills: tuple[tuple[Fill, ...], ...] = ()
@@ -99,7 +100,14 @@ class Hotset:
             # Numbered from the end, so that a slot's granules ascend with the addresses they stand behind.
             slot.extend(reversed(self._take(placement.slot)))
         for unit, size, cold in zip(self._units, self._sizes, placement.cold, strict=True):
-            self._own(unit, 0, self._take(size - cold))
+            granules = self._take(size - cold)
+            try:
+                self._own(unit, 0, granules)
+            except BaseException:
+                if not self._hot[unit.index]:  # else they stand behind the unit, and close() frees them
+                    self._pool.put(granules)
+                    self._ledger.release(WEIGHTS, len(granules) * self._granule)
+                raise
             self._alias(unit, 0, cold)
         self._adopt(placement)
 
@@ -153,8 +161,12 @@ class Hotset:
 
     def close(self) -> None:
         for unit, size, base in zip(self._units, self._sizes, self._base, strict=True):
-            if self._hot[unit.index] or self._placement.cold[unit.index]:
-                self._device.unmap(base, size)
+            # A load that broke off has mapped a part: what stands is what is undone.
+            hot, cold = len(self._hot[unit.index]), self._aliased[unit.index]
+            if hot:
+                self._device.unmap(base, hot)
+            if cold:
+                self._device.unmap(self._cold_address(unit, cold), cold)
             self._device.unreserve(base, size * self._granule)
         held = [granule for block in self._hot + self._ring for granule in block]
         self._device.release(held)
@@ -207,11 +219,13 @@ class Hotset:
         if new_cold > old_cold:
             block = self._ring[self.slot(unit)][old_cold:new_cold][::-1]
             self._device.map(self._cold_address(unit, new_cold), block)
+            self._aliased[unit.index] = new_cold
 
     def _hide(self, unit: Unit, old_cold: int, new_cold: int) -> None:
         """Undo :meth:`_alias`."""
         if new_cold > old_cold:
             self._device.unmap(self._cold_address(unit, new_cold), new_cold - old_cold)
+            self._aliased[unit.index] = old_cold
 
     def _cold_address(self, unit: Unit, cold: int) -> int:
         return self._base[unit.index] + (self._sizes[unit.index] - cold) * self._granule

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine.config import PolicyConfig
+from engine.device.host import HostDevice
 from engine.engine import Engine
 from engine.errors import DeviceError, EbbError
 from engine.memory.ledger import KV
@@ -107,3 +108,24 @@ def weights(engine: Engine) -> list[bytes]:
             if not any(start < address + part.nbytes and address < start + count for start, count in cold):
                 found.append(engine.device.read(address, part.nbytes))
     return found
+
+
+@pytest.mark.parametrize("method", ["map", "create"])
+def test_a_load_that_breaks_off_says_why_and_frees_everything(
+    model: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    config = growing(model, GROWING_LIMIT, policy=PolicyConfig(lending=True))
+    real, calls = getattr(HostDevice, method), []
+    opened: list[HostDevice] = []
+
+    def failing(self: HostDevice, *arguments: Any) -> Any:
+        calls.append(arguments)
+        opened[:] = [self]
+        if len(calls) == (14 if method == "map" else 4):
+            raise DeviceError(f"planted: {method}")
+        return real(self, *arguments)
+
+    monkeypatch.setattr(HostDevice, method, failing)
+    with pytest.raises(DeviceError, match=f"planted: {method}"):
+        Engine(config)
+    assert opened[0].counters.live_granules == 0
