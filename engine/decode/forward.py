@@ -161,8 +161,10 @@ class Forward:
             self._final_norm.run()
 
     def logits(self) -> NDArray[np.float32]:
-        """Logits of the last pass: [rows, vocab], a copy (the head's chunks lie apart)."""
+        """Logits of the last pass: [rows, vocab]; a copy for several rows, since the head's chunks lie apart."""
         rows, logits = self._shape.rows, self._buffers.array("logits").reshape(-1)
+        if rows == 1:
+            return logits.reshape(1, -1)
         parts = []
         at = 0
         for unit in self._heads:
