@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from arms.settings import EngineSettings
+from arms.settings import EngineSettings, Manage
 from arms.spec import ArmSpec
 from engine.config import (
     DeviceConfig,
@@ -12,6 +12,15 @@ from engine.config import (
     Residency,
     WorkloadConfig,
 )
+
+
+def in_effect(arm: ArmSpec, manage: Manage) -> ArmSpec:
+    """``arm`` as ``manage`` leaves it: ``never`` takes its policy away, and it runs as an unmanaged engine would."""
+    if manage != "never" or not arm.managed or arm.lift_limit:
+        return arm
+    return arm.model_copy(
+        update={"managed": False, "lending": False, "commits_on_demand": False, "cold": "in_place"}
+    )  # fmt: skip
 
 
 def engine_config(arm: ArmSpec, settings: EngineSettings, model_path: str, rows: int | None = None) -> EngineConfig:
@@ -39,6 +48,8 @@ def engine_config(arm: ArmSpec, settings: EngineSettings, model_path: str, rows:
             granule_bytes=settings.device.granule,
             threads=settings.device.threads,
             capture=settings.device.capture,
+            copy_rate=settings.device.copy_rate,
+            in_place_rate=settings.device.in_place_rate,
         ),
         policy=PolicyConfig(
             managed=arm.managed,
@@ -50,6 +61,7 @@ def engine_config(arm: ArmSpec, settings: EngineSettings, model_path: str, rows:
             ring_slots=_ring_slots(arm, settings),
             cold=arm.cold,
             pin=() if "policy.pin" in unused else settings.policy.pin,
+            manage="auto" if settings.manage == "auto" and "manage" not in unused else "always",
         ),
         max_context=settings.max_context,
         prefill_chunk=settings.prefill_chunk,
@@ -74,10 +86,10 @@ def unused_settings(arm: ArmSpec) -> dict[str, str]:
     unused: dict[str, str] = {}
     if arm.lift_limit:
         unused["device.limit"] = "the limit is lifted for this arm"
-        for key in ("budget", "policy", "policy.ring_slots", "policy.pin"):
+        for key in ("budget", "policy", "policy.ring_slots", "policy.pin", "manage"):
             unused[key] = "all weights are resident"
     elif not arm.managed:
-        for key in ("budget", "policy", "policy.ring_slots", "policy.pin"):
+        for key in ("budget", "policy", "policy.ring_slots", "policy.pin", "manage"):
             unused[key] = "nothing is managed"
     if not arm.elastic or arm.lift_limit:
         unused["headroom"] = "the weight budget of this arm is not elastic"

@@ -14,8 +14,18 @@ def _optional_size(value: Any) -> int | None:
     return None if value is None else parse_size(value)
 
 
+def _optional_rate(value: Any) -> int | None:
+    rate = _optional_size(value)
+    if rate == 0:
+        raise ValueError("a rate of 0 never ends. Write bytes a second, such as 4GB, or null for memory speed.")
+    return rate
+
+
+Manage = Literal["always", "auto", "never"]
 Size = Annotated[int, BeforeValidator(parse_size)]
 OptionalSize = Annotated[int | None, BeforeValidator(_optional_size)]
+
+OptionalRate = Annotated[int | None, BeforeValidator(_optional_rate)]
 
 
 class _Frozen(BaseModel):
@@ -30,13 +40,18 @@ class ModelSettings(_Frozen):
 
 
 class DeviceSettings(_Frozen):
-    """``limit`` is the managed limit in bytes; ``granule`` the physical unit; ``threads`` of None is every core."""
+    """``limit`` is the managed limit in bytes; ``granule`` the physical unit; ``threads`` of None is every core.
+
+    ``copy_rate`` and ``in_place_rate`` are bytes a second of an emulated bus (``device=host``), None for memory speed.
+    """
 
     kind: Literal["host", "ledger", "cuda"]
     limit: Size
     granule: Size
     threads: int | None = Field(default=None, ge=1, le=1024)
     capture: bool = True
+    copy_rate: OptionalRate = None
+    in_place_rate: OptionalRate = None
 
 
 class WorkloadSettings(_Frozen):
@@ -72,6 +87,7 @@ class EngineSettings(_Frozen):
     workload: WorkloadSettings
     policy: PolicySettings
     headroom: Size
+    manage: Manage = "always"
     tokens: int = Field(ge=1)
     max_context: int = Field(ge=1)
     prefill_chunk: int = Field(default=64, ge=1)

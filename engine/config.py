@@ -12,6 +12,7 @@ from typing import Any, Literal
 Residency = Literal["hotset", "stable_resident", "lru", "mru", "smallest", "largest", "byte_aware"]
 Cold = Literal["copy", "in_place"]
 Template = Literal["none", "model"]
+Manage = Literal["always", "auto"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,9 @@ class DeviceConfig:
 
     ``limit_bytes`` is the managed limit; None lifts it (everything resident). ``granule_bytes`` is the
     unit of physical memory, a multiple of the page size. ``threads`` of None means every core
-    the process may run on. ``capture`` lets a device that can replay a recorded step do so.
+    the process may run on. ``capture`` lets a device that can replay a recorded step do so. ``copy_rate`` and
+    ``in_place_rate`` (bytes/s, ``device=host`` only) emulate a bus between the host's memory and the device; None is
+    memory speed.
     """
 
     kind: Literal["host", "ledger", "cuda"] = "host"
@@ -35,17 +38,20 @@ class DeviceConfig:
     granule_bytes: int = 64 * 1024
     threads: int | None = None
     capture: bool = True
+    copy_rate: int | None = None
+    in_place_rate: int | None = None
 
 
 @dataclass(frozen=True)
 class PolicyConfig:
     """The memory policy.
 
-    ``managed`` false means no governor policy at all: the KV reservation is allocated whole at load and weights
-    take what is left. ``lending`` and ``commits_on_demand`` are the other two conditions of elastic
-    residency; with any of the three off the static budget holds. ``budget_bytes`` overrides the derived
-    weight budget and is adopted as given. ``cold`` says how bytes outside the budget are served. ``pin``
-    are patterns of tensor names (shell style) that stay resident always, under every policy of whole tensors.
+    ``manage`` ``auto`` lets the engine decline to manage at load, where measured speeds say that it cannot pay;
+    ``always`` takes the policy as it stands. ``managed`` false means no governor policy at all: the KV reservation is
+    allocated whole at load and weights take what is left. ``lending`` and ``commits_on_demand`` are the other two
+    conditions of elastic residency; with any of the three off the static budget holds. ``budget_bytes`` overrides the
+    derived weight budget and is adopted as given. ``cold`` says how bytes outside the budget are served. ``pin`` are
+    patterns of tensor names (shell style) that stay resident always, under every policy of whole tensors.
     """
 
     managed: bool = True
@@ -57,6 +63,18 @@ class PolicyConfig:
     ring_slots: int = 2
     cold: Cold = "copy"
     pin: tuple[str, ...] = ()
+    manage: Manage = "always"
+
+    def unmanaged(self) -> PolicyConfig:
+        """What is in force once managing has been declined: KV whole from the start, weights first fit, no copies."""
+        return PolicyConfig(
+            managed=False,
+            lending=False,
+            commits_on_demand=False,
+            residency="stable_resident",
+            cold="in_place",
+            manage=self.manage,
+        )
 
 
 @dataclass(frozen=True)

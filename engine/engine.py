@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from engine.config import EngineConfig
@@ -21,8 +22,9 @@ from engine.kv.arena import KvArena
 from engine.machine.open import open_machine
 from engine.memory.governor import Governor, Reclaimable
 from engine.memory.ledger import KV, WEIGHTS, WORKSPACE, Ledger
+from engine.memory.managing import Decision, decide
 from engine.memory.pool import GranulePool
-from engine.plan import MemoryPlan, Needs, check_lengths, plan_memory
+from engine.plan import MemoryPlan, Needs, check_lengths, plan_memory, stakes_of
 from engine.weights.hotset import Hotset
 from engine.weights.paged import Paged
 from engine.weights.pager import Pager
@@ -65,7 +67,11 @@ class Engine:
         self.spec, self.prompts = self.machine.spec, self.machine.prompts
         with self._exit:
             self._exit.callback(self.device.close)
-            check_lengths(config, [len(prompt) for prompt in self.prompts])
+            lengths = [len(prompt) for prompt in self.prompts]
+            check_lengths(config, lengths)
+            self.decision = self._decide(lengths)
+            if not self.decision.managed:
+                self.config = replace(config, policy=config.policy.unmanaged())
             self.pool = GranulePool(self.device)
             self.ledger = Ledger(0)
             self.residency = self._open_residency()
@@ -123,6 +129,8 @@ class Engine:
         on_demand = self.ledger.holders[KV].committed == plan.kv_floor and plan.kv_open == 1
         return {
             "managed": policy.managed,
+            "manage": policy.manage,
+            "manage_reason": self.decision.reason,
             "commits_on_demand": on_demand,
             "lending": not plan.budget.reasons,
             "residency": self.residency.policy,
@@ -146,6 +154,14 @@ class Engine:
             "invalidations": made.invalidations,
             "reasons": list(made.reasons),
         }
+
+    def _decide(self, lengths: list[int]) -> Decision:
+        """Whether to manage; measures the device only where that is asked for."""
+        config, machine = self.config, self.machine
+        if config.policy.manage == "always" or not config.policy.managed or config.device.limit_bytes is None:
+            return Decision(config.policy.managed, "as asked")
+        stakes = stakes_of(self.spec, config, machine.workspace(), machine.itemsize, self.units, lengths)
+        return decide(stakes, machine.speeds)
 
     def _reads_in_place(self) -> bool:
         return isinstance(self.residency, Paged) and self.residency.cold == "in_place"

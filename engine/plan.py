@@ -5,6 +5,7 @@ Everything here is known before a single byte is allocated, so that a request th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.config import EngineConfig
@@ -18,7 +19,9 @@ from engine.memory.budget import (
     bucket_tokens,
     derive_budget,
 )
+from engine.memory.managing import Stakes
 from engine.model.spec import ModelSpec
+from engine.weights.layout import Unit
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,30 @@ def plan_memory(spec: ModelSpec, config: EngineConfig, needs: Needs) -> MemoryPl
         weights=weights,
         weights_floor=min(weights, floor),
     )
+
+
+def stakes_of(
+    spec: ModelSpec, config: EngineConfig, workspace: Workspace, itemsize: int, units: Sequence[Unit],
+    lengths: Sequence[int],
+) -> Stakes:  # fmt: skip
+    """What managing would move and what it would save, once rows of ``lengths`` prompt tokens are at their longest.
+
+    ``config.device.limit_bytes`` must be set.
+    """
+    granule, policy = config.device.granule_bytes, config.policy
+    layout = kv_layout(spec, config, itemsize)
+    charge = _up(workspace.buffers, granule) + workspace.scratch
+    room = (config.device.limit_bytes or 0) - charge
+    static = max(0, room - layout.committed_bytes(config.max_context, granule))
+    reached = layout.committed_bytes(bucket_tokens(max(lengths) + config.workload.tokens, config.max_context), granule)
+    managed = static
+    if policy.budget_bytes is not None:
+        managed = policy.budget_bytes
+    elif policy.lending and policy.commits_on_demand:
+        managed = max(static, room - reached - policy.headroom_bytes)
+    ring = policy.ring_slots if policy.residency == "hotset" else 0
+    share = len(units) / (len(units) - ring) if len(units) > ring else float(len(units))
+    return Stakes(sum(unit.weight_bytes for unit in units), static, managed, share)
 
 
 def check_context(spec: ModelSpec, config: EngineConfig) -> None:

@@ -12,8 +12,10 @@ import ctypes
 import heapq
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 
+from engine.device.link import MEMORY_SPEED, Link, pace
 from engine.device.protocol import DeviceCounters, Event, Granule, Stream
 from engine.errors import DeviceError, InvalidRequest
 
@@ -39,17 +41,20 @@ class HostDevice:
         Bytes of a granule: a multiple of the page size.
     capacity
         The most physical bytes the device will hold; more is a DeviceError.
+    link
+        What copies are held to.
     """
 
     kind = "host"
 
-    def __init__(self, granularity: int, capacity: int) -> None:
+    def __init__(self, granularity: int, capacity: int, link: Link = MEMORY_SPEED) -> None:
         if sys.platform != "linux":
             raise InvalidRequest("device=host needs Linux (memfd and shared mappings); this system has neither")
         page = os.sysconf("SC_PAGESIZE")
         if granularity <= 0 or granularity % page:
             raise InvalidRequest(f"device.granule={granularity}: expected a multiple of the page size, {page} B")
         self.granularity = granularity
+        self._link = link
         self.counters = DeviceCounters()
         self._libc = _libc()
         self._capacity = -(-capacity // granularity)
@@ -150,7 +155,9 @@ class HostDevice:
             self._mappings -= self._runs.pop(start)
 
     def copy_in(self, address: int, source: int, nbytes: int) -> None:
+        began = time.perf_counter()
         ctypes.memmove(address, source, nbytes)
+        pace(nbytes, self._link.copy, began)
         self.counters.htod_bytes += nbytes
         self.counters.htod_calls += 1
 

@@ -18,6 +18,7 @@ from engine.machine.cuda_kernels import QuantizedKernels, Target, scratch_of
 from engine.machine.cuda_results import Results
 from engine.machine.generated import SEED, GeneratedStore, made_up_prompt
 from engine.machine.protocol import Recorder, Workspace
+from engine.memory.managing import Speeds
 from engine.model.shape import Shape, read_shape, shape_units
 from engine.model.shape_name import is_shape
 
@@ -51,6 +52,9 @@ class CudaMachine:
     def workspace(self) -> Workspace:
         scratch = scratch_of(self.shape, self._passes.rows, self._passes.chunk)
         return Workspace(DeviceBuffers.nbytes(self.shape, self._passes), scratch.total)
+
+    def speeds(self) -> Speeds:
+        raise InvalidRequest("manage=auto on device=cuda needs a probe of its bus, which does not exist yet")
 
     def load(self) -> None:
         """Make the weights and pin them.

@@ -10,6 +10,7 @@ from engine.decode.forward import AddressOf, KvView
 from engine.device.ledger import LedgerDevice
 from engine.errors import InvalidRequest
 from engine.machine.protocol import Workspace
+from engine.memory.managing import Speeds
 from engine.model.shape import read_shape, shape_units, tensor_table
 from engine.model.shape_name import is_shape
 from engine.weights.layout import Unit
@@ -104,6 +105,9 @@ class LedgerMachine:
         buffers += _FP16 * config.max_context * spec.head_dim  # rope tables
         widths = 6 * spec.hidden + (spec.heads + 2 * spec.kv_heads) * spec.head_dim + 5 * spec.inner
         return Workspace(buffers, tokens * widths * _FP16 + SCRATCH_FIXED)
+
+    def speeds(self) -> Speeds:
+        raise InvalidRequest("manage=auto compares measured speeds, and device=ledger moves nothing; use manage=always")
 
     def load(self) -> None:
         """There is nothing to read."""

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from engine.decode.forward import KvView
 from engine.device.protocol import Device
+from engine.memory.managing import Speeds
 from engine.model.spec import ModelSpec
 from engine.weights.layout import Unit
 
@@ -124,6 +125,15 @@ class Machine(Protocol):
 
     def workspace(self) -> Workspace:
         """The workspace of a pass."""
+
+    def speeds(self) -> Speeds:
+        """How fast the device reads and copies, measured now.
+
+        Raises
+        ------
+        InvalidRequest
+            When this kind of device has nothing to measure.
+        """
 
     def load(self) -> None:
         """Bring the weights into the store."""

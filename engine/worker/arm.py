@@ -62,6 +62,7 @@ def plan_record(engine: Engine) -> dict[str, Any]:
         "rows": plan.kv_layout.rows,
         "prompt_tokens": [len(prompt) for prompt in engine.prompts],
         "threads": engine.machine.threads,
+        "manage": dataclasses.asdict(engine.decision),
         "limit_bytes": plan.limit,
         "limit_lifted": plan.lifted,
         "workspace_charge": plan.workspace_charge,

@@ -218,7 +218,7 @@ class JobRun:
         reference = self._services.references.find(self._tokens[at])
         of_baseline = reference is None or reference.source == "baseline"
         return Evidence(
-            config=run.config,
+            config=_in_force(run),
             record=run.record,
             plan=run.plan,
             policy=run.policy,
@@ -231,7 +231,7 @@ class JobRun:
         )
 
     def _notes(self, parts: tuple[Part, ...]) -> tuple[str, ...]:
-        notes = []
+        notes = _managing(parts)
         if predicted(self.job):
             notes.append("predicted: counted on the model's tensor table; nothing was moved and no token was made")
         if self._services.launcher.fault is not None:
@@ -239,6 +239,28 @@ class JobRun:
         if any(part.reference is not None and part.reference.source == "baseline" for part in parts):
             notes.append("the reference is a baseline run: the plain loop does not fit this machine")
         return tuple(notes)
+
+
+def _in_force(run: ProcessRun) -> EngineConfig:
+    """What the run is judged by: where it was left to the engine whether to manage, what the engine chose."""
+    policy = run.config.policy
+    if policy.manage == "auto" and run.policy.get("managed") is False:
+        return replace(run.config, policy=policy.unmanaged())
+    return run.config
+
+
+def _managing(parts: tuple[Part, ...]) -> list[str]:
+    """What the engine decided about managing, and the bus that was emulated."""
+    notes = []
+    for part in parts:
+        device = part.config.device
+        rates = (("copies", device.copy_rate), ("reads in place", device.in_place_rate))
+        held = [f"{what} at most {rate / 1e9:g} GB/s" for what, rate in rates if rate is not None]
+        if held:
+            notes.append(f"emulated bus: {', '.join(held)}")
+        if part.config.policy.manage == "auto" and part.first is not None:
+            notes.append(f"manage=auto: {part.first.policy.get('manage_reason')}")
+    return list(dict.fromkeys(notes))
 
 
 def _digest(model: str, store: Path) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from arms.meaning import engine_config, unused_settings
+from arms.meaning import engine_config, in_effect, unused_settings
 from arms.spec import ArmSpec
 from engine.config import EngineConfig
 from engine.errors import ModelError
@@ -23,6 +23,7 @@ from runner.plan.settings import Settings, read_settings
 
 # Names a user can type for one entry of arms.meaning.unused_settings.
 _ALIASES = {"policy.budget": "budget", "policy.name": "policy"}
+_MANAGE = {"auto": "auto", "never": "unmanaged"}
 # What records and reports of a whole command rest on; one command has one of each.
 _SESSION_WIDE = ("tracking", "paths", "contention", "compare")
 
@@ -94,15 +95,19 @@ def make_plan(
 
 
 def _job(index: int, settings: Settings, model_path: str, overrides: tuple[str, ...]) -> Job:
-    arm = settings.arm
+    asked, arm = settings.arm, in_effect(settings.arm, settings.manage)
+    settings = settings.model_copy(update={"arm": arm})
     rows: Sequence[int | None] = arm.batch or (None,)
     configs = tuple(engine_config(arm, settings, model_path, count) for count in rows)
-    return Job(index, arm, _label(settings), configs, settings, _unused(settings, overrides), overrides, ())
+    label, unused = _label(asked, settings), _unused(asked, settings, overrides)
+    return Job(index, arm, label, configs, settings, unused, overrides, ())
 
 
-def _unused(settings: Settings, overrides: tuple[str, ...]) -> dict[str, str]:
-    """Of the settings that mean nothing to this arm, those the user gave."""
+def _unused(asked: ArmSpec, settings: Settings, overrides: tuple[str, ...]) -> dict[str, str]:
+    """Of the settings that mean nothing to this arm, those the user gave. ``asked`` is the arm before ``manage``."""
     reasons = dict(unused_settings(settings.arm))
+    if "manage" not in unused_settings(asked):
+        reasons.pop("manage", None)
     if settings.arm.batch is None:
         reasons["batch"] = "this arm runs the prompts as they are, as one batch"
     if settings.policy.name != "hotset":
@@ -125,11 +130,14 @@ def _meaning(job: Job) -> tuple[Any, ...]:
     return job.arm, job.configs, job.settings.repeats, job.settings.timeout_s
 
 
-def _label(settings: Settings) -> str:
+def _label(asked: ArmSpec, settings: Settings) -> str:
     arm = settings.arm
-    if not arm.elastic or arm.lift_limit or arm.batch is not None:
-        return arm.name
-    return f"{arm.name}-{_short_size(settings.headroom)}"
+    name = arm.name
+    if arm.elastic and not arm.lift_limit and arm.batch is None:
+        name = f"{arm.name}-{_short_size(settings.headroom)}"
+    if settings.manage == "always" or "manage" in unused_settings(asked):
+        return name
+    return f"{name}-{_MANAGE[settings.manage]}"
 
 
 def _short_size(nbytes: int) -> str:
